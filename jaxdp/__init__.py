@@ -1,0 +1,3 @@
+"""Differential privacy for JAX and Optax."""
+
+from jaxdp.clipping.clipped_sum import ClippedSum as ClippedSum

@@ -1,0 +1,131 @@
+"""Trace-time checks of arguments, one helper for each kind of argument.
+
+Every helper returns the value it checked. A traced value cannot be looked into,
+so only its shape and kind are checked; what depends on its number is then up to
+the program, which must stay private whatever the number is.
+"""
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def refuse(name: str, value: Any, allowed: str) -> NoReturn:
+    """Raises the one form of error that this package uses for a bad argument."""
+    shown = repr(value)
+    if len(shown) > 200:
+        shown = shown[:197] + "..."
+    raise ValueError(f"{name} must be {allowed}, got {shown}.")
+
+
+def is_traced(*trees: Any) -> bool:
+    """Whether any leaf of the trees is a value that a transformation will fill in."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def _number(name: str, value: Any, allowed: str) -> float | None:
+    """The value as a float; None if it is traced, when only its kind can be checked."""
+    if isinstance(value, jax.core.Tracer):
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.number):
+            refuse(name, value, allowed)
+        if jnp.issubdtype(value.dtype, jnp.complexfloating):
+            refuse(name, value, allowed)
+        return None
+    if isinstance(value, bool | np.bool_):
+        refuse(name, value, allowed)
+    if isinstance(value, np.ndarray | jax.Array):
+        real = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+        if value.shape != () or not real:
+            refuse(name, value, allowed)
+        return float(value)
+    if not isinstance(value, numbers.Real):
+        refuse(name, value, allowed)
+    return float(value)
+
+
+def positive(name: str, value: Any) -> Any:
+    """A finite number above zero."""
+    allowed = "a finite number > 0"
+    number = _number(name, value, allowed)
+    if number is not None and not 0.0 < number < math.inf:
+        refuse(name, value, allowed)
+    return value
+
+
+def non_negative(name: str, value: Any) -> Any:
+    """A finite number, zero included."""
+    allowed = "a finite number >= 0"
+    number = _number(name, value, allowed)
+    if number is not None and not 0.0 <= number < math.inf:
+        refuse(name, value, allowed)
+    return value
+
+
+def probability(name: str, value: Any) -> Any:
+    """A probability, both ends included."""
+    allowed = "a probability in [0, 1]"
+    number = _number(name, value, allowed)
+    if number is not None and not 0.0 <= number <= 1.0:
+        refuse(name, value, allowed)
+    return value
+
+
+def delta(name: str, value: Any, *, allow_zero: bool = False) -> Any:
+    """The delta of (epsilon, delta): strictly below one; zero only for pure guarantees."""
+    allowed = "a number in [0, 1)" if allow_zero else "a number in (0, 1)"
+    number = _number(name, value, allowed)
+    if number is not None and not (0.0 < number < 1.0 or (allow_zero and number == 0.0)):
+        refuse(name, value, allowed)
+    return value
+
+
+def integer(name: str, value: Any, *, minimum: int = 0, maximum: int | None = None) -> int:
+    """A static integer; NumPy integers count, booleans and floats do not."""
+    allowed = f"an integer >= {minimum}" + ("" if maximum is None else f" and <= {maximum}")
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+        refuse(name, value, allowed)
+    if value < minimum or (maximum is not None and value > maximum):
+        refuse(name, value, allowed)
+    return int(value)
+
+
+def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """One of a few words."""
+    if not isinstance(value, str) or value not in allowed:
+        refuse(name, value, "one of " + ", ".join(repr(word) for word in allowed))
+    return value
+
+
+def function(name: str, value: Any) -> Any:
+    """Something that can be called."""
+    if not callable(value):
+        refuse(name, value, "a function")
+    return value
+
+
+def key(name: str, value: Any) -> jax.Array:
+    """A scalar typed PRNG key: raw uint32 pairs are refused, since arithmetic passes on them."""
+    allowed = "a scalar typed PRNG key, such as jax.random.key(0)"
+    if not isinstance(value, jax.Array) or not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        refuse(name, value, allowed)
+    if value.shape != ():
+        refuse(name, value, allowed)
+    return value
+
+
+def float_tree(name: str, tree: Any) -> Any:
+    """A pytree whose leaves are all real floating-point arrays."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        where = name + jax.tree_util.keystr(path)
+        try:
+            dtype = jnp.result_type(leaf)
+        except (TypeError, ValueError):
+            refuse(where, leaf, "a floating-point array")
+        if not jnp.issubdtype(dtype, jnp.floating):
+            refuse(where, f"{type(leaf).__name__} of dtype {dtype}", "a floating-point array")
+    return tree

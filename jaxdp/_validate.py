@@ -129,3 +129,19 @@ def float_tree(name: str, tree: Any) -> Any:
         if not jnp.issubdtype(dtype, jnp.floating):
             refuse(where, f"{type(leaf).__name__} of dtype {dtype}", "a floating-point array")
     return tree
+
+
+def leading_axis(name: str, tree: Any) -> int:
+    """The length of the first axis, which all leaves of the tree must share."""
+    size, first = None, ""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        where, shape = name + jax.tree_util.keystr(path), np.shape(leaf)
+        if not shape:
+            refuse(where, leaf, "an array whose first axis is the example")
+        if size is None:
+            size, first = shape[0], where
+        if shape[0] != size:
+            refuse(where, f"shape {shape}", f"of as many examples as {first}, that is {size}")
+    if size is None:
+        refuse(name, tree, "a pytree with at least one array")
+    return size

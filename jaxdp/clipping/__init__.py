@@ -1,3 +1,5 @@
 """Per-example clipping: gradients whose sensitivity is bounded and known."""
 
+from jaxdp.clipping.api import clipped_grad as clipped_grad
 from jaxdp.clipping.clipped_sum import ClippedSum as ClippedSum
+from jaxdp.clipping.per_example import PerExample as PerExample

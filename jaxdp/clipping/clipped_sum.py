@@ -75,9 +75,7 @@ class ClippedSum:
     def __init__(self, value: Any, l2_sensitivity: Any, l1_sensitivity: Any = None):
         self.value = value
         self._l2_bits = _seal("l2_sensitivity", l2_sensitivity)
-        self._l1_bits = (
-            None if l1_sensitivity is None else _seal("l1_sensitivity", l1_sensitivity)
-        )
+        self._l1_bits = None if l1_sensitivity is None else _seal("l1_sensitivity", l1_sensitivity)
 
     @property
     def l2_sensitivity(self) -> jax.Array:

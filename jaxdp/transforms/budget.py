@@ -1,0 +1,235 @@
+"""A privacy budget around an Optax chain: spent step by step, refused once it is gone."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxdp import _validate, accounting
+
+Event = Any
+
+
+class BudgetState(NamedTuple):
+    inner_state: Any  # state of the chain inside, frozen once exhausted
+    step: jax.Array  # int32 scalar, steps paid for so far
+    exhausted: jax.Array  # bool scalar, whether the next step would overspend
+    spent: jax.Array  # float [num_orders], Renyi divergence spent so far
+    residue: jax.Array  # float [num_orders], what rounding left out of `spent`
+    orders: jax.Array  # float [num_orders], Renyi orders > 1
+    target_epsilon: jax.Array  # float scalar, the budget
+    log_delta: jax.Array  # float scalar, log of the budget's delta
+
+
+def _orders(target_epsilon: float, delta: float) -> np.ndarray:
+    """Renyi orders, dense where the best one lies when the budget runs out.
+
+    The best order 1 + t satisfies t >= log(1/delta) / epsilon up to the conversion's small
+    terms, and t = 2 log(1/delta) / epsilon for Gaussians; the rest serves the epsilon that
+    is reported on the way there.
+    """
+    reference = math.log(1.0 / delta) / target_epsilon
+    dense = reference * np.geomspace(0.5, 5.0, 80)
+    sparse = np.geomspace(1e-2, 1e6, 48)
+    return 1.0 + np.unique(np.concatenate([dense, sparse]))
+
+
+def _add_compensated(total: jax.Array, residue: jax.Array, term: jax.Array):
+    """Adds a term to a sum kept as a pair, so that a million small terms are not lost."""
+    corrected = term + residue
+    new_total = total + corrected
+    lost = jnp.where(jnp.isfinite(new_total), corrected - (new_total - total), 0.0)
+    return new_total, lost
+
+
+def with_budget(
+    transformation: optax.GradientTransformation,
+    *,
+    event: Event | Callable[[jax.Array], Event],
+    target_epsilon: float,
+    delta: float,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Stops a private chain for good before the step that would exceed its budget.
+
+    Step :math:`t` is taken only if the Renyi divergences of steps :math:`0, \dots, t`
+    together convert to at most ``target_epsilon`` at ``delta``. From the first step that is
+    not affordable on, the update is exactly zero, the state inside is frozen and no noise
+    is drawn. It all happens inside the compiled step.
+
+    Args:
+      transformation: The whole private chain: what is wrapped must contain the noise.
+      event: What one step does, an event of ``jaxdp.accounting`` such as
+        ``PoissonSampled(q, Gaussian(noise_multiplier))``; or a function from the step
+        (int32 scalar) to one, for schedules. It has to describe the chain and the sampler
+        as they are: ``privatize`` and the ``dp_*`` optimizers build both from one set of
+        numbers. It may hold traced values.
+      target_epsilon: The budget, > 0.
+      delta: The budget's delta, in (0, 1).
+
+    Returns:
+      A transformation whose state is a ``BudgetState``: ``state.exhausted`` says that no
+      further step will be taken, ``privacy_spent(state)`` what the steps so far cost.
+
+    Raises:
+      ValueError: if ``target_epsilon`` or ``delta`` is out of range, or ``event`` is neither
+        an event nor a function.
+
+    Guarantee:
+      The steps taken are (``target_epsilon``, ``delta``)-DP for neighbours that differ by one
+      record added or removed, if ``event`` is true. An event whose numbers are known when
+      the chain is built is accounted in float64 at the best real order, and the number of
+      affordable steps is exact; otherwise the program accounts in its own float type, over
+      a fixed grid of orders, rounded outward by the accountant's margin, so that it may
+      stop a step early and never late. Training for a number of steps that depends on the
+      data in another way is covered too: the budget is a privacy filter over a schedule
+      fixed in advance.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, jaxdp
+      >>> from jaxdp import accounting as acc
+      >>> noise = jaxdp.add_gaussian_noise(4.0, key=jax.random.key(0))
+      >>> event = acc.PoissonSampled(0.01, acc.Gaussian(4.0))
+      >>> tx = jaxdp.with_budget(
+      ...     optax.chain(noise, jaxdp.scale_by_batch_size(100), optax.sgd(0.1)),
+      ...     event=event, target_epsilon=1.0, delta=1e-5)
+      >>> params = jnp.zeros(3)
+      >>> state = tx.init(params)
+      >>> updates, state = tx.update(jaxdp.ClippedSum(params, 1.0), state, params)
+      >>> bool(state.exhausted), float(jaxdp.privacy_spent(state, delta=1e-5)) < 1.0
+      (False, True)
+
+    References:
+      Mironov 2017, arXiv:1702.07476; Feldman and Zrnic 2021, arXiv:2008.11193 (privacy
+      filters for Renyi DP); Abadi et al. 2016, arXiv:1607.00133.
+    """
+    for name, value in (("target_epsilon", target_epsilon), ("delta", delta)):
+        if _validate.is_traced(value):
+            _validate.refuse(name, value, "a number that is known when the chain is built")
+    _validate.positive("target_epsilon", target_epsilon)
+    _validate.delta("delta", delta)
+    if not callable(event) and not accounting.is_event(event):
+        _validate.refuse("event", event, "an event of jaxdp.accounting or a function to one")
+    inner = optax.with_extra_args_support(transformation)
+    orders = _orders(float(target_epsilon), float(delta))
+    log_delta = math.log(float(delta))
+    fixed = not callable(event) and not _validate.is_traced(event)
+    if fixed:
+        # float64 and every real order: a plan calibrated to the budget gets all its steps.
+        affordable = accounting.affordable_steps(
+            event, target_epsilon=target_epsilon, delta=delta
+        )
+        rdp_of_every_step = accounting.rdp(event, orders)
+
+    def rdp_of_step(step):
+        if fixed:
+            return jnp.asarray(rdp_of_every_step, jnp.result_type(float))
+        step_event = event(step) if callable(event) else event
+        return jnp.asarray(accounting.rdp(step_event, orders), jnp.result_type(float))
+
+    def would_overspend(step, spent, residue, rdp):
+        if fixed:
+            return step >= affordable
+        total, _ = _add_compensated(spent, residue, rdp)
+        epsilon = accounting.epsilon_from_rdp(total, orders, log_delta=log_delta).epsilon
+        return ~(epsilon <= target_epsilon)
+
+    def init(params):
+        step = jnp.zeros((), jnp.int32)
+        rdp = rdp_of_step(step)
+        zeros = jnp.zeros_like(rdp)
+        return BudgetState(
+            inner_state=inner.init(params),
+            step=step,
+            exhausted=jnp.asarray(would_overspend(step, zeros, zeros, rdp)),
+            spent=zeros,
+            residue=zeros,
+            orders=jnp.asarray(orders, rdp.dtype),
+            target_epsilon=jnp.asarray(target_epsilon, rdp.dtype),
+            log_delta=jnp.asarray(log_delta, rdp.dtype),
+        )
+
+    def update(updates, state, params=None, **extra_args):
+        # The event as it stands now, not as the last step foresaw it: a caller may have
+        # changed a traced noise multiplier in between.
+        rdp = rdp_of_step(state.step)
+
+        def take_step():
+            new_updates, inner_state = inner.update(
+                updates, state.inner_state, params, **extra_args
+            )
+            spent, residue = _add_compensated(state.spent, state.residue, rdp)
+            step = state.step + 1
+            next_rdp = rdp_of_step(step) if callable(event) else rdp
+            return new_updates, state._replace(
+                inner_state=inner_state,
+                step=step,
+                exhausted=jnp.asarray(would_overspend(step, spent, residue, next_rdp)),
+                spent=spent,
+                residue=residue,
+            )
+
+        def refuse_step():
+            shapes, _ = jax.eval_shape(take_step)
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return zeros, state._replace(exhausted=jnp.ones((), bool))
+
+        overspends = would_overspend(state.step, state.spent, state.residue, rdp)
+        return jax.lax.cond(state.exhausted | overspends, refuse_step, take_step)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def privacy_spent(opt_state: Any, *, delta: float | None = None) -> jax.Array:
+    """The epsilon of the steps that a budgeted chain has taken so far.
+
+    Args:
+      opt_state: An optimizer state with one ``BudgetState`` somewhere in it.
+      delta: The delta to report at, in (0, 1); by default the budget's own.
+
+    Returns:
+      Epsilon, a float scalar >= 0, jittable; inf where a step had no noise.
+
+    Raises:
+      ValueError: if ``delta`` is out of range, or ``opt_state`` holds no ``BudgetState``, or
+        more than one (epsilons of several budgets do not simply add up).
+
+    Guarantee:
+      Rounded up by the accountant's margin for the program's float type. At the budget's
+      delta, or a larger one, never above the budget, which the steps taken are within.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, jaxdp
+      >>> tx = jaxdp.dp_sgd(0.1, noise_multiplier=1.0, expected_batch_size=10,
+      ...     key=jax.random.key(0), sampling_probability=0.01, target_epsilon=3.0, delta=1e-5)
+      >>> float(jaxdp.privacy_spent(tx.init(jnp.zeros(3)), delta=1e-5))
+      0.0
+
+    References:
+      Canonne, Kamath and Steinke 2020, arXiv:2004.00010, Proposition 12.
+    """
+    budget = budget_state(opt_state)
+    if delta is None:
+        log_delta: Any = budget.log_delta
+    else:
+        _validate.delta("delta", delta)
+        log_delta = jnp.log(delta) if _validate.is_traced(delta) else math.log(float(delta))
+    spent = accounting.epsilon_from_rdp(budget.spent, budget.orders, log_delta=log_delta).epsilon
+    within_budget = (log_delta >= budget.log_delta) & (spent > budget.target_epsilon)
+    return jnp.where(within_budget, budget.target_epsilon, spent)
+
+
+def budget_state(opt_state: Any) -> BudgetState:
+    """The one ``BudgetState`` inside an optimizer state."""
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, BudgetState))
+    found = [node for node in nodes if isinstance(node, BudgetState)]
+    if len(found) != 1:
+        raise ValueError(
+            f"opt_state must hold exactly one BudgetState, got {len(found)}: wrap the private "
+            "chain in with_budget, or give privatize and the dp_* optimizers "
+            "sampling_probability, target_epsilon and delta."
+        )
+    return found[0]

@@ -48,6 +48,15 @@ def _number(name: str, value: Any, allowed: str) -> float | None:
     return float(value)
 
 
+def finite(name: str, value: Any) -> Any:
+    """A finite number of either sign."""
+    allowed = "a finite number"
+    number = _number(name, value, allowed)
+    if number is not None and not -math.inf < number < math.inf:
+        refuse(name, value, allowed)
+    return value
+
+
 def positive(name: str, value: Any) -> Any:
     """A finite number above zero."""
     allowed = "a finite number > 0"
@@ -145,3 +154,12 @@ def leading_axis(name: str, tree: Any) -> int:
     if size is None:
         refuse(name, tree, "a pytree with at least one array")
     return size
+
+
+def count(name: str, value: Any) -> Any:
+    """A whole number of times, zero included; it may be traced, or a float that is whole."""
+    allowed = "a whole number >= 0"
+    number = _number(name, value, allowed)
+    if number is not None and not (0.0 <= number < math.inf and number == math.floor(number)):
+        refuse(name, value, allowed)
+    return value

@@ -21,11 +21,23 @@ import numpy as np
 from jaxdp import _special
 
 
-def _guard(log_moment: jax.Array, q: jax.Array, ceiling: jax.Array) -> jax.Array:
-    """K within its bounds: never 0 by underflow, and at most what it is without sampling."""
-    log_moment = jnp.maximum(log_moment, jnp.finfo(log_moment.dtype).tiny)
-    # A NaN (inf - inf at absurd parameters) fails the comparison too.
-    bounded = jnp.where(log_moment < ceiling, log_moment, ceiling)
+def _above_zero(log_moment: jax.Array, t: jax.Array) -> jax.Array:
+    """K, or if it underflowed the least number whose quotient by t does not."""
+    return jnp.maximum(log_moment, jnp.finfo(t.dtype).tiny * jnp.maximum(t, 1.0))
+
+
+def _log_moment(
+    log_excess: jax.Array, t: jax.Array, q: jax.Array, ceiling: jax.Array
+) -> jax.Array:
+    """K from log(e^K - 1), within its bounds: 0 < K <= what it is without sampling.
+
+    Where the excess could not be computed (no noise at all, or the nodes of a quadrature have
+    fallen together, at orders beyond any use), the bound without sampling stands in.
+    """
+    computed = jnp.isfinite(log_excess) & (ceiling < jnp.inf)
+    log_moment = jnp.logaddexp(jnp.where(computed, log_excess, 0.0), 0.0)
+    log_moment = _above_zero(log_moment, t)
+    bounded = jnp.where(computed & (log_moment < ceiling), log_moment, ceiling)
     return jnp.where(q > 0.0, jnp.where(q < 1.0, bounded, ceiling), 0.0)
 
 
@@ -40,13 +52,20 @@ def _log_ratio(z: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def _inside(q: jax.Array) -> jax.Array:
-    """q moved into the open interval where the formulas hold; the ends are masked by _guard."""
+    """q moved into the open interval where the formulas hold; the ends are masked by _log_moment."""
     return jnp.clip(q, 1e-30, 1.0 - jnp.finfo(q.dtype).epsneg)
+
+
+def _inverse_square(s: jax.Array) -> jax.Array:
+    noisy = jnp.where(s > 0.0, s, 1.0)
+    square = jnp.maximum(1.0 / noisy / noisy, jnp.finfo(s.dtype).tiny)
+    return jnp.where(s > 0.0, jnp.where(s < jnp.inf, square, 0.0), jnp.inf)
 
 
 def gaussian(t: jax.Array, mu_squared: jax.Array) -> jax.Array:
     """K of the Gaussian mechanism with sensitivity over standard deviation mu: a t mu^2 / 2."""
-    return jnp.where(mu_squared > 0.0, 0.5 * (1.0 + t) * t * mu_squared, 0.0)
+    log_moment = _above_zero(0.5 * (1.0 + t) * t * mu_squared, t)
+    return jnp.where(mu_squared > 0.0, log_moment, 0.0)
 
 
 def laplace(t: jax.Array, b: jax.Array) -> jax.Array:
@@ -60,10 +79,11 @@ def laplace(t: jax.Array, b: jax.Array) -> jax.Array:
     a = 1.0 + t
     up, exponent = _special.scaled_exp_excess(t * r)
     down, _ = _special.scaled_exp_excess(-a * r)
-    total = up + a * down * jnp.exp(-exponent)  # over a t^2 r^2 / (2a - 1): e2(x) = x^2 g(x)
-    log_excess = exponent + jnp.log(total) + jnp.log(t) + jnp.log(t / (1.0 + 2.0 * t) * a)
-    log_excess = log_excess - jnp.log(t) + 2.0 * jnp.log(r)
-    return jnp.where(b > 0.0, jnp.logaddexp(log_excess, 0.0), jnp.inf)
+    # e2(x) = x^2 g(x), and a t r^2 is taken out of both terms.
+    log_excess = exponent + jnp.log(t * up + a * down * jnp.exp(-exponent))
+    log_excess = log_excess + jnp.log(a) - jnp.log1p(2.0 * t) + jnp.log(t) + 2.0 * jnp.log(r)
+    log_moment = _above_zero(jnp.logaddexp(log_excess, 0.0), t)
+    return jnp.where(b > 0.0, log_moment, jnp.inf)
 
 
 def poisson_gaussian_at_integers(orders: tuple[int, ...], q: jax.Array, s: jax.Array) -> jax.Array:
@@ -92,12 +112,7 @@ def poisson_gaussian_at_integers(orders: tuple[int, ...], q: jax.Array, s: jax.A
     )
     log_excess = jax.nn.logsumexp(log_terms, axis=1)
     t = jnp.asarray(a[:, 0] - 1.0, dtype)
-    return _guard(jnp.logaddexp(log_excess, 0.0), q, gaussian(t, _inverse_square(s)))
-
-
-def _inverse_square(s: jax.Array) -> jax.Array:
-    noisy = jnp.where(s > 0.0, s, 1.0)
-    return jnp.where(s > 0.0, 1.0 / noisy / noisy, jnp.inf)
+    return _log_moment(log_excess, t, q, gaussian(t, _inverse_square(s)))
 
 
 def _windows(t: jax.Array, q: jax.Array, s: jax.Array, reach: float, span: jax.Array):
@@ -150,7 +165,7 @@ def poisson_gaussian(t: jax.Array, q: jax.Array, s: jax.Array) -> jax.Array:
     ceiling = gaussian(t, _inverse_square(s))
     sampled = q
     q = _inside(q)
-    s = jnp.clip(s, 1e-9, 1e9)
+    s = jnp.clip(s, 1e-12, 1e9)  # the lower end is out of range below, the upper one costs noise
     widest = jnp.minimum(0.75, 0.8 * s) if double else jnp.minimum(0.95, 0.9 * s)
     edges = jax.lax.stop_gradient(_windows(t, q, s, reach, 2 * nodes * widest))
     begin, low_end, high_begin, end = edges
@@ -167,4 +182,54 @@ def poisson_gaussian(t: jax.Array, q: jax.Array, s: jax.Array) -> jax.Array:
     log_terms = _special.log_bernoulli_excess(log_ratio, t[:, None]) - 0.5 * y * y
     log_terms = log_terms + jnp.log(jnp.repeat(spacing, nodes, axis=1))
     log_excess = jax.nn.logsumexp(log_terms, axis=1) + jnp.log(t) - 0.5 * math.log(2 * math.pi)
-    return _guard(jnp.logaddexp(log_excess, 0.0), sampled, ceiling)
+    # Further out, neighbouring nodes are the same float: no order that large is of use.
+    log_excess = jnp.where((1.0 + t) / s < (1e12 if double else 1e5), log_excess, jnp.nan)
+    return _log_moment(log_excess, t, sampled, ceiling)
+
+
+def sampled_loss(z: jax.Array, q: jax.Array) -> jax.Array:
+    """log(1 + q (exp(z) - 1)): the largest loss after sampling, z >= 0 the one before."""
+    finite = jnp.minimum(z, 0.5 * jnp.finfo(z.dtype).max)
+    loss = jnp.where(q < 1.0, _log_ratio(finite, _inside(q)), z)
+    return jnp.where(q > 0.0, jnp.where(z < jnp.inf, loss, jnp.inf), 0.0)
+
+
+def poisson_laplace(t: jax.Array, q: jax.Array, b: jax.Array) -> jax.Array:
+    """K of the Poisson-subsampled Laplace mechanism at real orders, by quadrature.
+
+    Without the example, the loss z of the mechanism itself has atoms of mass 1/2 at -r and
+    exp(-r)/2 at r = 1/b, and the density exp(-(z + r)/2) / 4 in between. Under this density the
+    integrand is log-convex up to a factor that varies slowly: its mass sits at the two ends, on
+    the scales 1 (left) and 1/a (right), and Gauss-Legendre panels grow geometrically from either.
+    """
+    ceiling = laplace(t, b)
+    sampled, q = q, _inside(q)
+    r = 1.0 / jnp.where(b > 0.0, b, 1.0)
+
+    def graded(panels, scale):
+        """Nodes on [0, r] that crowd at 0 on a scale, with log weights, both [n, nodes]."""
+        points, weights = np.polynomial.legendre.leggauss(16)
+        place = (np.arange(panels)[:, None] + 0.5 + 0.5 * points).ravel() / panels
+        place = jnp.asarray(place, t.dtype)[None, :]
+        log_weight = jnp.asarray(np.log(np.tile(0.5 * weights, panels) / panels), t.dtype)[None, :]
+        stretch = jnp.log1p(r / scale)[:, None]
+        scale = scale[:, None]
+        distance = scale * jnp.expm1(stretch * place)
+        return distance, log_weight + jnp.log(scale * stretch) + stretch * place
+
+    left, left_weight = graded(4, jnp.ones_like(t))
+    right, right_weight = graded(8, 1.0 / (1.0 + t))
+    end = jnp.broadcast_to(r, t.shape)[:, None]
+    z = jnp.concatenate([left - r, r - right, -end, end], axis=1)
+    log_mass = jnp.concatenate(
+        [
+            left_weight - 0.5 * left - math.log(4.0),
+            right_weight + 0.5 * right - r - math.log(4.0),
+            jnp.full_like(end, -math.log(2.0)),
+            -end - math.log(2.0),
+        ],
+        axis=1,
+    )
+    log_terms = log_mass + _special.log_bernoulli_excess(_log_ratio(z, q), t[:, None])
+    log_excess = jax.nn.logsumexp(log_terms, axis=1) + jnp.log(t)
+    return _log_moment(log_excess, t, sampled, ceiling)

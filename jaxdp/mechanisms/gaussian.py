@@ -180,7 +180,7 @@ def log_delta(*, epsilon: Any, noise_multiplier: Any) -> Any:
     Example:
       >>> from jaxdp.mechanisms import gaussian
       >>> round(gaussian.log_delta(epsilon=100.0, noise_multiplier=1.0), 3)
-      -4956.025
+      -4960.255
 
     References:
       Balle and Wang 2018, arXiv:1805.06530, Theorem 8.

@@ -135,7 +135,7 @@ def delta(*, epsilon: Any, noise_multiplier: Any) -> Any:
 
     References:
       Balle, Barthe and Gaboardi 2018, arXiv:1807.01647, Theorem 3 (one coordinate); Zhu, Dong
-      and Wang 2022, arXiv:2106.08567, Theorem 10 (dominating pairs compose).
+      and Wang 2022, arXiv:2106.08567 (dominating pairs compose).
     """
     _validate.non_negative("epsilon", epsilon)
     _validate.non_negative("noise_multiplier", noise_multiplier)

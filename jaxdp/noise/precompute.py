@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp import _control, _validate
 from jaxdp.noise import iid
 
 
@@ -83,7 +83,7 @@ def take(block: NoiseBlock) -> tuple[Any, NoiseBlock]:
         return block.noise, block._replace(step=block.step + 1)
     num_steps = leaves[0].shape[0]
     like = jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype), block.noise)
-    first_step, rows = jax.lax.cond(
+    first_step, rows = _control.cond(
         block.step - block.first_step >= num_steps,
         lambda: (block.step, _rows(block.key, block.step, like, num_steps)),
         lambda: (block.first_step, block.noise),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _validate, accounting
+from jaxdp import _control, _validate, accounting
 
 Event = Any
 
@@ -111,7 +111,7 @@ def with_budget(
             _validate.refuse(name, value, "a number that is known when the chain is built")
     _validate.positive("target_epsilon", target_epsilon)
     _validate.delta("delta", delta)
-    if not callable(event) and not accounting.is_event(event):
+    if not callable(event) and not isinstance(event, accounting.Event):
         _validate.refuse("event", event, "an event of jaxdp.accounting or a function to one")
     inner = optax.with_extra_args_support(transformation)
     orders = _orders(float(target_epsilon), float(delta))
@@ -178,7 +178,7 @@ def with_budget(
             return zeros, state._replace(exhausted=jnp.ones((), bool))
 
         overspends = would_overspend(state.step, state.spent, state.residue, rdp)
-        return jax.lax.cond(state.exhausted | overspends, refuse_step, take_step)
+        return _control.cond(state.exhausted | overspends, refuse_step, take_step)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

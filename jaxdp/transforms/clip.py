@@ -56,12 +56,12 @@ def clip_per_example(
     """
     rule = rescale.clip_rule(l2_clip_norm, l1_clip_norm, method)
 
-    def init(params):
+    def init(params: Any) -> optax.EmptyState:
         _checks.no_masked_leaves("clip_per_example", params)
         rescale.check_structure(rule, params)
         return optax.EmptyState()
 
-    def update(updates, state, params=None):
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if isinstance(updates, ClippedSum):
             raise ValueError(
                 "clip_per_example expects stacked per-example gradients, got a ClippedSum: "

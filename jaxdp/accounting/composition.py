@@ -1,0 +1,192 @@
+"""A run of events as the flat list of its distinct steps, whose log-moments add up."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp import _validate
+from jaxdp.accounting import log_moment
+from jaxdp.accounting.events import (
+    Composed,
+    Event,
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    Repeated,
+)
+
+
+class Steps(NamedTuple):
+    """The steps of a run by kind; None where there are none of a kind.
+
+    Gaussians without sampling compose to one Gaussian, so they are one number: the sum of
+    count / noise_multiplier^2. The rest are columns with one entry for each event.
+    """
+
+    gaussian: Any  # scalar mu^2
+    laplace: Any  # (scale [n], count [n])
+    sampled_gaussian: Any  # (probability [n], noise multiplier [n], count [n])
+    sampled_laplace: Any  # (probability [n], scale [n], count [n])
+
+
+def _precision_of(noise_multiplier: Any, count: Any) -> Any:
+    """count / noise_multiplier^2, infinite without noise, 0 without steps."""
+    if _validate.is_traced(noise_multiplier, count):
+        noise = jnp.asarray(noise_multiplier, jnp.result_type(float))
+        count = jnp.asarray(count, jnp.result_type(float))
+        noisy = jnp.where(noise > 0.0, noise, 1.0)
+        free = jnp.where(count > 0.0, jnp.inf, 0.0)
+        return jnp.where(noise > 0.0, count / noisy / noisy, free)
+    noise, count = float(noise_multiplier), float(count)
+    if count == 0.0:
+        return 0.0
+    return count / noise / noise if noise > 1e-150 else math.inf
+
+
+def _merged(event: Event, count: Any) -> Any:
+    """The sum of count / noise_multiplier^2 over a composition of Gaussians."""
+    if isinstance(event, Repeated):
+        return _merged(event.event, count * event.count)
+    if isinstance(event, Composed):
+        return sum((_merged(part, count) for part in event.events), 0.0)
+    assert isinstance(event, Gaussian)
+    return _precision_of(event.noise_multiplier, count)
+
+
+def _multiplier(event: Event) -> Any:
+    """The noise multiplier of the one Gaussian that a composition of Gaussians amounts to."""
+    if isinstance(event, Gaussian):
+        return event.noise_multiplier
+    mu_squared = _merged(event, 1)
+    if _validate.is_traced(mu_squared):
+        some = jnp.where(mu_squared > 0.0, mu_squared, 1.0)
+        return jnp.where(mu_squared > 0.0, 1.0 / jnp.sqrt(some), jnp.inf)
+    return 1.0 / math.sqrt(mu_squared) if mu_squared > 0.0 else math.inf
+
+
+def _collect(event: Event, count: Any, found: dict[str, list[Any]]) -> None:
+    if isinstance(event, Repeated):
+        _collect(event.event, count * event.count, found)
+    elif isinstance(event, Composed):
+        for part in event.events:
+            _collect(part, count, found)
+    elif isinstance(event, Gaussian):
+        found["gaussian"].append(_precision_of(event.noise_multiplier, count))
+    elif isinstance(event, Laplace):
+        found["laplace"].append((event.noise_multiplier, count))
+    elif isinstance(event, PoissonSampled):
+        q = event.sampling_probability
+        known = None if _validate.is_traced(q) else float(q)
+        if known == 1.0:  # no sampling: the exact Gaussian accountant applies
+            _collect(event.event, count, found)
+        elif known != 0.0 and isinstance(event.event, Laplace):
+            found["sampled_laplace"].append((q, event.event.noise_multiplier, count))
+        elif known != 0.0:
+            found["sampled_gaussian"].append((q, _multiplier(event.event), count))
+    else:
+        _validate.refuse("event", event, "an event such as Gaussian(1.0)")
+
+
+def _columns(rows: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    if not rows:
+        return None
+    if _validate.is_traced(rows):
+        dtype = jnp.result_type(float)
+        return tuple(
+            jnp.stack([jnp.asarray(number, dtype) for number in column])
+            for column in zip(*rows, strict=True)
+        )
+    return tuple(np.asarray(column, np.float64) for column in zip(*rows, strict=True))
+
+
+def steps_of(event: Event) -> Steps:
+    """Flattens an event tree; which kinds occur, and how many of each, is static."""
+    found = {name: [] for name in Steps._fields}
+    _collect(event, 1, found)
+    return Steps(
+        sum(found["gaussian"][1:], found["gaussian"][0]) if found["gaussian"] else None,
+        *(_columns(found[name]) for name in Steps._fields[1:]),
+    )
+
+
+def _counted(count: jax.Array, value: jax.Array) -> jax.Array:
+    """count * value, where zero steps that would each cost infinity cost nothing."""
+    return jnp.where(count > 0.0, count * value, 0.0)
+
+
+def _sum_over(rows: tuple[jax.Array, ...], term: Any, start: jax.Array) -> jax.Array:
+    """The sum of term(row), compensated: float32 keeps its digits over thousands of rows."""
+    if rows[0].shape[0] == 1:
+        return start + term(*(column[0] for column in rows))
+
+    def add(carry, row):
+        total, lost = carry
+        value = term(*row) - lost
+        grown = total + value
+        # Once the total is infinite the correction would be a NaN.
+        return (grown, jnp.where(jnp.isfinite(grown), (grown - total) - value, 0.0)), None
+
+    return jax.lax.scan(add, (start, jnp.zeros_like(start)), rows)[0][0]
+
+
+def log_moment_of(
+    steps: Steps, t: jax.Array, *, integers: tuple[int, ...] | None = None
+) -> jax.Array:
+    """K of the whole run at the orders 1 + t: the sum of its steps'.
+
+    Args:
+      steps: The run; numbers in t's dtype.
+      t: Orders minus one, shape [n].
+      integers: The same orders, where they are static whole numbers: sampled Gaussians then use
+        the finite sum.
+
+    Returns:
+      K, shape [n]; infinite where some step has no noise, never NaN.
+    """
+
+    def sampled_gaussian(q, s, count):
+        if integers is None:
+            return _counted(count, log_moment.poisson_gaussian(t, q, s))
+        return _counted(count, log_moment.poisson_gaussian_at_integers(integers, q, s))
+
+    total = jnp.zeros_like(t)
+    if steps.gaussian is not None:
+        total = total + log_moment.gaussian(t, steps.gaussian)
+    if steps.laplace is not None:
+        total = _sum_over(
+            steps.laplace, lambda b, count: _counted(count, log_moment.laplace(t, b)), total
+        )
+    if steps.sampled_gaussian is not None:
+        total = _sum_over(steps.sampled_gaussian, sampled_gaussian, total)
+    if steps.sampled_laplace is not None:
+        total = _sum_over(
+            steps.sampled_laplace,
+            lambda q, b, count: _counted(count, log_moment.poisson_laplace(t, q, b)),
+            total,
+        )
+    return total
+
+
+def pure_epsilon_of(steps: Steps, dtype: Any) -> jax.Array:
+    """The epsilon at delta = 0, infinite where a Gaussian takes part.
+
+    A Laplace release has losses in [-1/b, 1/b]; sampling turns the larger one, r = 1/b, into
+    log(1 + q (e^r - 1)), which is at least the other, and losses add up.
+    """
+    total = jnp.zeros((), dtype)
+    if steps.gaussian is not None:
+        total = total + jnp.where(steps.gaussian > 0.0, jnp.inf, 0.0)
+    if steps.laplace is not None:
+        b, count = steps.laplace
+        total = total + jnp.sum(_counted(count, 1.0 / b))
+    if steps.sampled_gaussian is not None:
+        q, s, count = steps.sampled_gaussian
+        released = (q > 0.0) & (s < jnp.inf) & (count > 0.0)
+        total = total + jnp.where(jnp.any(released), jnp.inf, 0.0)
+    if steps.sampled_laplace is not None:
+        q, b, count = steps.sampled_laplace
+        total = total + jnp.sum(_counted(count, log_moment.sampled_loss(1.0 / b, q)))
+    return total

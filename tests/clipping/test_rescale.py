@@ -1,0 +1,161 @@
+"""The contribution of one example obeys its threshold in exact arithmetic."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp.clipping import rescale
+
+THRESHOLDS = np.float32([1e-30, 1e-3, 0.7, 1.0, 5e4, 1e30])
+# The largest loss against exact clipping that the docstring of clip_one allows.
+LOSS = 3e-5
+TINY = 2.0**-126  # the smallest normal float32
+
+
+def exact_norm(rows, order):
+    """Norms of float32 rows in float64: exact squares, added pairwise, right to 1e-13."""
+    wide = np.abs(np.asarray(rows, np.float64))
+    return np.sqrt(np.sum(wide**2, axis=-1)) if order == 2 else np.sum(wide, axis=-1)
+
+
+def clip_rows(rows, thresholds, order, method="clip"):
+    """Every row clipped to every threshold: ``[threshold, row, n]``, and the norms."""
+
+    def clip(threshold, row):
+        rule = rescale.ClipRule(threshold, order, method)
+        return rescale.clip_one(rule, row, jnp.asarray(False))
+
+    over_rows = jax.vmap(clip, in_axes=(None, 0))
+    clipped, norms = jax.jit(jax.vmap(over_rows, in_axes=(0, None)))(thresholds, rows)
+    return np.asarray(clipped), np.asarray(norms[0])
+
+
+def hard_rows(n):
+    rng = np.random.default_rng(n)
+    first = np.arange(n) == 0
+    rows = [
+        np.where(first, 1.0, 2.0**-12.5),  # squares that vanish one by one beside the first
+        np.where(first, 1.0, 2.0**-12.5)[::-1],
+        np.where(first, 1.0, 2.0**-24.5),  # values that do
+        np.full(n, 0.1),
+        np.full(n, 1 / np.sqrt(n)),  # norm at a threshold
+        rng.standard_normal(n),
+        rng.standard_normal(n) / np.sqrt(n),
+        rng.standard_normal(n) * 1e4,  # beyond float16
+        rng.standard_normal(n) * 1e30,
+        np.full(n, 3.4028235e38),  # the norm itself overflows
+        rng.standard_normal(n) * 1e-30,
+        rng.standard_normal(n) * 1e-37,  # normal and subnormal
+        rng.standard_normal(n) * 1e-40,
+        np.exp(rng.uniform(-85, 85, n)),
+        np.zeros(n),
+    ]
+    return np.stack(rows).astype(np.float32)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("n", [1, 3, 33, 5000, 1_000_000])
+def test_clipped_norms_never_exceed_the_threshold_and_lose_little(n, order):
+    rows = hard_rows(n)
+    # Big rows against two thresholds only, to spare the tests' memory.
+    thresholds = THRESHOLDS if n < 10_000 else THRESHOLDS[[0, 3]]
+    clipped, _ = clip_rows(rows, thresholds, order)
+    norms = exact_norm(np.where(np.abs(rows) < TINY, 0, rows), order)
+    after = exact_norm(clipped, order)
+    # 1e-12 stands for the error of the reference.
+    assert np.all(after * (1 + 1e-12) <= thresholds[:, None].astype(np.float64))
+    # Entries below 2^-126 after clipping may have become zero, n of them at most.
+    floor = np.minimum(norms, thresholds[:, None]) * (1 - LOSS) - n * TINY
+    assert np.all(after >= floor)
+
+
+def test_automatic_clipping_never_exceeds_the_threshold_and_matches_its_formula():
+    rows = hard_rows(5000)
+    clipped, _ = clip_rows(rows, THRESHOLDS, 2, "automatic")
+    rows64 = np.where(np.abs(rows) < TINY, 0, rows).astype(np.float64)
+    thresholds = THRESHOLDS.astype(np.float64)[:, None, None]
+    assert np.all(exact_norm(clipped, 2) * (1 + 1e-12) <= thresholds[:, :, 0])
+    expected = rows64 * (thresholds / (exact_norm(rows64, 2)[:, None] + 0.01))
+    # A subnormal result may be zero, and so may an entry 2^126 times below the largest.
+    lost = TINY * (1 + thresholds)
+    assert np.all(np.abs(clipped - expected) <= LOSS * np.abs(expected) + lost)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_gradients_well_below_the_threshold_pass_bit_for_bit(order):
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((50, 300)).astype(np.float32)
+    rows *= (0.9999 / exact_norm(rows, order)).astype(np.float32)[:, None]
+    clipped, _ = clip_rows(rows, np.float32([1.0]), order)
+    np.testing.assert_array_equal(clipped[0], rows)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_low_precision_gradients_are_clipped_in_float32(dtype):
+    # CASES 21: in float16 the squares overflow and the example would vanish; in bfloat16
+    # the rounding of the product alone could exceed the threshold by 0.4 %.
+    row = jnp.asarray(np.random.default_rng(0).standard_normal(1000) * 3000, dtype)
+    rule = rescale.ClipRule(1.0, 2, "clip")
+    clipped, _ = rescale.clip_one(rule, {"a": row, "b": row[:3]}, jnp.asarray(False))
+    assert {leaf.dtype for leaf in jax.tree.leaves(clipped)} == {jnp.dtype(jnp.float32)}
+    flat = np.concatenate(jax.tree.leaves(clipped))
+    assert 1 - LOSS <= exact_norm(flat, 2) <= 1
+
+
+def test_a_zero_gradient_contributes_zero_and_has_norm_zero():
+    for method in rescale.METHODS:
+        clipped, norms = clip_rows(np.zeros((1, 5), np.float32), THRESHOLDS, 2, method)
+        np.testing.assert_array_equal(clipped, 0)
+        np.testing.assert_array_equal(norms, 0)
+
+
+@pytest.mark.parametrize("method", rescale.METHODS)
+@pytest.mark.parametrize("threshold", [0.0, -1.0, np.nan, np.inf, 1e-31])
+def test_a_traced_threshold_out_of_range_makes_every_contribution_zero(threshold, method):
+    clipped, _ = clip_rows(hard_rows(7), np.float32([threshold]), 2, method)
+    np.testing.assert_array_equal(clipped, 0)
+    sensitivity = jax.jit(lambda c: rescale.sensitivities(rescale.ClipRule(c, 2, method))[0])
+    assert np.isnan(sensitivity(threshold))
+
+
+def test_each_subtree_is_clipped_to_its_own_threshold():
+    rng = np.random.default_rng(0)
+    gradient = {
+        "layer": {"w": rng.standard_normal((3, 4)), "b": rng.standard_normal(4)},
+        "head": rng.standard_normal(6) * 1e-2,
+    }
+    gradient = jax.tree.map(np.float32, gradient)
+    rule = rescale.clip_rule({"layer": 0.5, "head": 2.0}, None, "clip")
+    clipped, norms = rescale.clip_one(rule, gradient, jnp.asarray(False))
+    layer = np.concatenate([clipped["layer"]["w"].ravel(), clipped["layer"]["b"]])
+    assert 0.5 * (1 - LOSS) <= exact_norm(layer, 2) <= 0.5
+    np.testing.assert_array_equal(clipped["head"], gradient["head"])
+    assert set(norms) == {"layer", "head"}
+
+
+def test_an_infinity_in_one_subtree_silences_the_whole_example():
+    rule = rescale.clip_rule({"a": 1.0, "b": 1.0}, None, "clip")
+    gradient = {"a": jnp.ones(2), "b": jnp.array([1.0, jnp.inf])}
+    clipped, norms = rescale.clip_one(rule, gradient, jnp.asarray(False))
+    np.testing.assert_array_equal(clipped["a"], 0)
+    np.testing.assert_array_equal(clipped["b"], 0)
+    assert np.isfinite(norms["a"])
+    assert not np.isfinite(norms["b"])
+
+
+@pytest.mark.parametrize("thresholds", [[0.3], [0.1, 0.7], [1e30, 1e-30, 1.0], [0.1] * 100])
+def test_sensitivities_of_several_thresholds_are_rounded_up(thresholds):
+    wide = np.float32(thresholds).astype(np.float64)
+    l2, l1 = rescale.sensitivities(rescale.ClipRule(thresholds, 2, "clip"))
+    assert l1 is None
+    assert exact_norm(wide, 2) <= l2 <= exact_norm(wide, 2) * (1 + LOSS)
+    l2, l1 = rescale.sensitivities(rescale.ClipRule(thresholds, 1, "clip"))
+    assert exact_norm(wide, 1) <= l1 <= exact_norm(wide, 1) * (1 + LOSS)
+    assert exact_norm(wide, 2) <= l2 <= exact_norm(wide, 2) * (1 + LOSS)
+
+
+def test_one_threshold_is_the_sensitivity_bit_for_bit():
+    for threshold in THRESHOLDS:
+        l2, l1 = rescale.sensitivities(rescale.ClipRule(threshold, 1, "clip"))
+        assert l2 == l1 == threshold

@@ -1,0 +1,307 @@
+"""The budget: never overspent, spent to the last affordable step, then frozen."""
+
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from dp_accounting import rdp as reference_rdp
+
+import jaxdp
+from jaxdp import ClippedSum
+from jaxdp import accounting as acc
+
+PARAMS = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+CLIPPED = ClippedSum(jax.tree.map(jnp.zeros_like, PARAMS), 1.0)
+
+
+def chain_with_budget(event, target_epsilon=2.0, delta=1e-5, noise_multiplier=1.0):
+    inner = optax.chain(
+        jaxdp.add_gaussian_noise(noise_multiplier, key=jax.random.key(0)),
+        jaxdp.scale_by_batch_size(10),
+        optax.adam(0.1),
+    )
+    return jaxdp.with_budget(inner, event=event, target_epsilon=target_epsilon, delta=delta)
+
+
+def run_in_scan(tx, length):
+    def body(state, _):
+        updates, state = tx.update(CLIPPED, state, PARAMS)
+        moved = jnp.stack([jnp.any(leaf != 0.0) for leaf in jax.tree.leaves(updates)])
+        return state, (moved, state.step, state.exhausted, jaxdp.privacy_spent(state))
+
+    return jax.jit(lambda state: jax.lax.scan(body, state, length=length))(tx.init(PARAMS))
+
+
+def test_with_budget_passes_the_contract(check_contract):
+    event = acc.PoissonSampled(0.1, acc.Gaussian(1.0))
+    check_contract(lambda: chain_with_budget(event), CLIPPED, PARAMS)
+
+
+def test_a_scheduled_budget_passes_the_contract(check_contract):
+    def event(step):
+        return acc.PoissonSampled(0.1, acc.Gaussian(1.0 + 0.1 * step))
+
+    check_contract(
+        lambda: chain_with_budget(event, noise_multiplier=lambda step: 1.0 + 0.1 * step),
+        CLIPPED,
+        PARAMS,
+    )
+
+
+def expected_steps(event_at, target_epsilon, delta):
+    """The last affordable step by the float64 accountant over whole runs, one by one."""
+    steps = 0
+    while acc.epsilon(acc.Composed([event_at(t) for t in range(steps + 1)]), delta=delta) <= (
+        target_epsilon
+    ):
+        steps += 1
+    return steps
+
+
+def constant(step):
+    return acc.PoissonSampled(0.2, acc.Gaussian(1.0))
+
+
+def scheduled(step):
+    return acc.PoissonSampled(0.2, acc.Gaussian(0.8 + 0.05 * step))
+
+
+@pytest.mark.parametrize("event_at", [constant, scheduled])
+def test_the_run_stops_after_exactly_the_last_affordable_step(event_at):
+    target_epsilon, delta = 4.0, 1e-5
+    last = expected_steps(event_at, target_epsilon, delta)
+    assert 3 <= last <= 40
+    event = event_at(0) if event_at is constant else event_at
+    tx = chain_with_budget(event, target_epsilon, delta)
+    _, (moved, steps, exhausted, spent) = run_in_scan(tx, last + 3)
+    np.testing.assert_array_equal(moved.all(axis=1), [True] * last + [False] * 3)
+    np.testing.assert_array_equal(moved.any(axis=1), [True] * last + [False] * 3)
+    np.testing.assert_array_equal(steps, [*range(1, last + 1), last, last, last])
+    np.testing.assert_array_equal(exhausted, [False] * (last - 1) + [True] * 4)
+    assert np.all(np.diff(spent) >= 0.0)
+    assert float(spent[-1]) <= target_epsilon
+
+
+@pytest.mark.parametrize("event_at", [constant, scheduled])
+def test_a_python_loop_jit_and_scan_take_the_same_steps(event_at):
+    event = event_at(0) if event_at is constant else event_at
+    tx = chain_with_budget(event, target_epsilon=3.0)
+    scanned, (_, steps, _, _) = run_in_scan(tx, 15)
+    update = jax.jit(tx.update)
+    plain, jitted = tx.init(PARAMS), tx.init(PARAMS)
+    for _ in range(15):
+        _, plain = tx.update(CLIPPED, plain, PARAMS)
+        _, jitted = update(CLIPPED, jitted, PARAMS)
+    assert int(plain.step) == int(jitted.step) == int(scanned.step) == int(steps[-1]) < 15
+    assert bool(plain.exhausted) and bool(jitted.exhausted) and bool(scanned.exhausted)
+
+
+def test_an_exhausted_budget_freezes_everything_inside():
+    tx = chain_with_budget(constant(0), target_epsilon=3.0)
+    state, _ = run_in_scan(tx, 30)
+    assert bool(state.exhausted)
+    updates, after = jax.jit(tx.update)(CLIPPED, state, PARAMS)
+    for leaf in jax.tree.leaves(updates):
+        np.testing.assert_array_equal(np.asarray(leaf), np.zeros(leaf.shape))
+    as_data = lambda leaf: (
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    )
+    jax.tree.map(
+        lambda old, new: np.testing.assert_array_equal(as_data(old), as_data(new)), state, after
+    )
+
+
+def test_a_budget_too_small_for_one_step_takes_none():
+    tx = chain_with_budget(acc.Gaussian(0.5), target_epsilon=0.1)
+    state = tx.init(PARAMS)
+    assert bool(state.exhausted)
+    updates, state = tx.update(CLIPPED, state, PARAMS)
+    assert int(state.step) == 0
+    assert all(not np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(updates))
+    assert float(jaxdp.privacy_spent(state)) == 0.0
+
+
+def test_no_noise_is_never_affordable():
+    tx = chain_with_budget(acc.PoissonSampled(0.1, acc.Gaussian(0.0)), target_epsilon=1e6)
+    assert bool(tx.init(PARAMS).exhausted)
+    scheduled_tx = chain_with_budget(
+        lambda step: acc.PoissonSampled(0.1, acc.Gaussian(0.0 * step)), target_epsilon=1e6
+    )
+    assert bool(scheduled_tx.init(PARAMS).exhausted)
+
+
+def test_a_plan_calibrated_to_the_budget_gets_all_its_steps():
+    for num_steps, sampling_probability in ((1, 1.0), (60, 1.0), (1000, 0.01), (313, 0.1)):
+        noise_multiplier = acc.calibrate(
+            lambda s, q=sampling_probability, n=num_steps: acc.PoissonSampled(q, acc.Gaussian(s))
+            * n,
+            target_epsilon=2.0,
+            delta=1e-5,
+        )
+        tx = chain_with_budget(acc.PoissonSampled(sampling_probability, acc.Gaussian(noise_multiplier)))
+        state = tx.init(PARAMS)
+        at_the_end = state._replace(step=jnp.asarray(num_steps - 1, jnp.int32))
+        _, after = tx.update(CLIPPED, at_the_end, PARAMS)
+        assert int(after.step) == num_steps
+        assert bool(after.exhausted)
+
+
+def test_random_budgets_are_never_exceeded_by_an_independent_account():
+    # 100 random configurations: 50 constant, 50 scheduled (one compiled program each kind, the
+    # numbers traced), the steps taken then accounted by dp_accounting's Renyi accountant
+    # with orders of its own. Both bounds are upper bounds of one truth that differ by their
+    # grids of orders, so the independent one, on a fine grid, must not exceed the target by
+    # more than the grid's own excess: (ln of the order ratio)^2 / 8, here 4e-4.
+    rng = np.random.default_rng(0)
+    orders = list(1.0 + np.geomspace(1e-2, 1e4, 250))
+    length = 25
+
+    @jax.jit
+    def steps_taken(target_epsilon_index, start, slope, sampling_probability):
+        def run(target_epsilon):
+            tx = chain_with_budget(
+                lambda step: acc.PoissonSampled(
+                    sampling_probability, acc.Gaussian(start + slope * step)
+                ),
+                target_epsilon,
+            )
+
+            def body(state, _):
+                _, state = tx.update(CLIPPED, state, PARAMS)
+                return state, None
+
+            return jax.lax.scan(body, tx.init(PARAMS), length=length)[0].step
+
+        return jax.lax.switch(
+            target_epsilon_index, [lambda target=target: run(target) for target in (0.5, 2.0, 8.0)]
+        )
+
+    refused = 0
+    for trial in range(100):
+        index = int(rng.integers(3))
+        target_epsilon = (0.5, 2.0, 8.0)[index]
+        probability = float(np.exp(rng.uniform(np.log(0.02), 0.0)))
+        start = float(np.float32(np.exp(rng.uniform(np.log(0.7), np.log(3.0)))))
+        slope = float(np.float32(rng.uniform(-0.02, 0.1))) if trial % 2 else 0.0
+        taken = int(steps_taken(index, start, slope, probability))
+        accountant = reference_rdp.RdpAccountant(orders)
+        for step in range(taken):
+            accountant.compose(
+                dp_accounting.PoissonSampledDpEvent(
+                    probability, dp_accounting.GaussianDpEvent(start + slope * step)
+                )
+            )
+        assert accountant.get_epsilon(1e-5) <= target_epsilon * (1 + 5e-4)
+        refused += taken < length
+    assert refused > 30  # the budget did bind
+
+
+def test_events_may_be_traced_and_mapped():
+    def steps(noise_multiplier):
+        tx = chain_with_budget(acc.PoissonSampled(0.2, acc.Gaussian(noise_multiplier)), 4.0)
+
+        def body(state, _):
+            return tx.update(CLIPPED, state, PARAMS)[1], None
+
+        return jax.lax.scan(body, tx.init(PARAMS), length=40)[0].step
+
+    multipliers = jnp.asarray([0.8, 1.0, 1.3])
+    mapped = jax.jit(jax.vmap(steps))(multipliers)
+    host = [
+        acc.affordable_steps(
+            acc.PoissonSampled(0.2, acc.Gaussian(float(m))), target_epsilon=4.0, delta=1e-5
+        )
+        for m in multipliers
+    ]
+    np.testing.assert_array_equal(np.asarray(mapped), np.minimum(host, 40))
+
+
+def test_a_multiplier_lowered_between_steps_is_accounted_as_it_is():
+    def take(state, noise_multiplier):
+        tx = chain_with_budget(acc.Gaussian(noise_multiplier), 5.0, noise_multiplier=noise_multiplier)
+        return tx.update(CLIPPED, state, PARAMS)[1]
+
+    state = chain_with_budget(acc.Gaussian(4.0), 5.0).init(PARAMS)
+    state = jax.jit(take)(state, 4.0)
+    state = jax.jit(take)(state, 2.0)
+    truth = acc.epsilon(acc.Composed([acc.Gaussian(4.0), acc.Gaussian(2.0)]), delta=1e-5)
+    assert int(state.step) == 2
+    assert float(jaxdp.privacy_spent(state)) >= truth
+    # 1 / 0.1^2 = 100 of mu^2 costs far more than the budget: refused.
+    state = jax.jit(take)(state, 0.1)
+    assert int(state.step) == 2 and bool(state.exhausted)
+
+
+def test_privacy_spent_is_an_upper_bound_close_to_the_host_accountant():
+    event = acc.PoissonSampled(0.01, acc.Gaussian(1.1))
+    tx = chain_with_budget(event, target_epsilon=3.0)
+    for steps in (1, 100, 1000, 4000):
+        state = tx.init(PARAMS)
+        one_step = np.asarray(acc.rdp(event, np.asarray(state.orders, np.float64)))
+        state = state._replace(step=jnp.int32(steps), spent=jnp.asarray(steps * one_step))
+        for delta in (1e-5, 1e-8):
+            spent = float(jax.jit(lambda s, d=delta: jaxdp.privacy_spent(s, delta=d))(state))
+            host = acc.epsilon(event * steps, delta=delta, accountant="rdp")
+            # Grid of orders: (ratio of neighbours 1.34)^2 / 8 in the sparse part, 1.1 %.
+            assert host * (1 - 1e-6) <= spent <= host * 1.02
+
+
+def test_a_million_small_steps_are_not_lost_in_float32():
+    state = chain_with_budget(lambda step: acc.Gaussian(1e3 + 0 * step), 8.0).init(PARAMS)
+    from jaxdp.transforms.budget import _add_compensated
+
+    def body(carry, _):
+        return _add_compensated(*carry, jnp.float32(1e-6)), None
+
+    (total, residue), _ = jax.jit(
+        lambda: jax.lax.scan(body, (jnp.float32(64.0), jnp.float32(0.0)), length=1_000_000)
+    )()
+    assert state.spent.dtype == jnp.float32
+    # A plain float32 sum stays at 64; the pair is good to a unit in the last place.
+    assert abs(float(total) + float(residue) - 65.0) < 65.0 * 2**-22
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("target_epsilon", 0.0),
+        ("target_epsilon", -1.0),
+        ("target_epsilon", math.nan),
+        ("target_epsilon", math.inf),
+        ("target_epsilon", "3"),
+        ("delta", 0.0),
+        ("delta", 1.0),
+        ("delta", 1.5),
+        ("delta", math.nan),
+        ("event", 1.0),
+        ("event", None),
+    ],
+)
+def test_bad_budgets_are_refused(name, value):
+    arguments = {"event": acc.Gaussian(1.0), "target_epsilon": 1.0, "delta": 1e-5, name: value}
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        jaxdp.with_budget(optax.sgd(0.1), **arguments)
+
+
+def test_a_traced_target_is_refused():
+    with pytest.raises(ValueError, match="target_epsilon must be a number that is known"):
+        jax.jit(lambda e: chain_with_budget(acc.Gaussian(1.0), e).init(PARAMS))(1.0)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_privacy_spent_refuses_a_bad_delta(delta):
+    state = chain_with_budget(acc.Gaussian(1.0)).init(PARAMS)
+    with pytest.raises(ValueError, match="delta must be"):
+        jaxdp.privacy_spent(state, delta=delta)
+
+
+def test_privacy_spent_needs_one_budget():
+    with pytest.raises(ValueError, match="exactly one BudgetState, got 0"):
+        jaxdp.privacy_spent(optax.adam(0.1).init(PARAMS))
+    state = chain_with_budget(acc.Gaussian(1.0)).init(PARAMS)
+    with pytest.raises(ValueError, match="exactly one BudgetState, got 2"):
+        jaxdp.privacy_spent((state, state))

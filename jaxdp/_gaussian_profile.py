@@ -23,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erfc
 
+from jaxdp import _special
+
 _HALF_LOG_2PI = 0.9189385332046727
 _SQRT_HALF_PI = 1.2533141373155003
 _SQRT_HALF = 0.7071067811865476
@@ -73,7 +75,8 @@ def _log_delta(c: jax.Array, mu: jax.Array) -> jax.Array:
     r_a, _ = _mills(jnp.maximum(a, 0.0))
     r_b, _ = _mills(b)
     right = log_phi_a + jnp.log(jnp.where(r_a > r_b, r_a - r_b, 1.0))
-    left = jnp.log1p(-(0.5 * erfc(-jnp.minimum(a, 0.0) * _SQRT_HALF) + jnp.exp(log_phi_a) * r_b))
+    complement = 0.5 * erfc(-jnp.minimum(a, 0.0) * _SQRT_HALF) + jnp.exp(log_phi_a) * r_b
+    left = _special.log_complement(jnp.minimum(complement, 1.0))
     wide = jnp.where(a > 0.0, right, left)
     return jnp.where(mu <= jnp.maximum(1.0, 0.5 * a), narrow, wide)
 

@@ -17,8 +17,10 @@ if _enable_x64 is None:
 
 
 @functools.cache
-def _compiled(formula: Callable[..., Any], static: tuple[str, ...]) -> Callable[..., Any]:
-    return jax.jit(formula, static_argnames=static)
+def _compiled(formula: Callable[..., Any], structure: Any, shapes: Any, static: Any) -> Any:
+    arguments = [jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]
+    jitted = jax.jit(formula, static_argnames=tuple(name for name, _ in static))
+    return jitted.lower(*jax.tree.unflatten(structure, arguments), **dict(static)).compile()
 
 
 def _to_python(leaf: jax.Array) -> Any:
@@ -45,11 +47,11 @@ def evaluate(formula: Callable[..., Any], *args: Any, **static: Any) -> Any:
     if _validate.is_traced(args):
         dtype = jnp.result_type(float)
         return formula(*jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), args), **static)
-    with (
-        jax.ensure_compile_time_eval(),
-        _enable_x64(True),
-        jax.default_device(jax.local_devices(backend="cpu")[0]),
-    ):
-        numbers = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), args)
-        outputs = _compiled(formula, tuple(static))(*numbers, **static)
+    leaves, structure = jax.tree.flatten(args)
+    numbers = [np.asarray(leaf, np.float64) for leaf in leaves]
+    shapes = tuple(number.shape for number in numbers)
+    # Compiled ahead of time, so that the call runs now even where a program is being traced.
+    with _enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        compiled = _compiled(formula, structure, shapes, tuple(sorted(static.items())))
+        outputs = compiled(*jax.tree.unflatten(structure, numbers))
         return jax.tree.map(_to_python, outputs)

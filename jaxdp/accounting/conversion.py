@@ -43,9 +43,10 @@ class RdpEpsilon(NamedTuple):
 def margin(dtype: Any) -> float:
     """Relative allowance for the error of a log-moment, above what was measured.
 
-    Against mpmath float64 was within 1e-12; against float64, float32 was within 2.8e-5.
+    On 40,000 random (t, q, sigma), half of them where two maxima of the integrand merge, float64
+    was at most 2.5e-11 below a dense quadrature and float32 at most 6.2e-6.
     """
-    return 1e-10 if dtype == jnp.float64 else 4e-5
+    return 1e-10 if dtype == jnp.float64 else 1.5e-5
 
 
 def _ulps(dtype: Any) -> float:
@@ -131,7 +132,7 @@ def epsilon_from_rdp(rdp: Any, orders: Any, log_delta: Any) -> RdpEpsilon:
       If every neighbouring pair satisfies the Renyi bounds at these orders, it satisfies
       (epsilon, delta): the conversion is proved at each order by itself, and zero is returned
       only where delta is at least the total variation (Bretagnolle and Huber). Rounded up by
-      4e-5 (float32) or 1e-10 (float64) of the Renyi divergence and a few ulps of the other terms.
+      1.5e-5 (float32) or 1e-10 (float64) of the Renyi divergence and a few ulps of the other terms.
 
     Example:
       >>> import math, jax.numpy as jnp

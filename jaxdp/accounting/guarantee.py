@@ -105,7 +105,7 @@ def epsilon(event: Event, delta: Any, *, accountant: str = "auto") -> Any:
 
     Guarantee:
       The run is (epsilon, delta)-DP for neighbours that differ by one example added or
-      removed. Rounded up: by 1e-10 of the Renyi part in float64, 4e-5 in float32. The
+      removed. Rounded up: by 1e-10 of the Renyi part in float64, 1.5e-5 in float32. The
       events may be chosen adaptively; how many there are is fixed in advance.
 
     Example:
@@ -149,7 +149,7 @@ def delta(event: Event, epsilon: Any, *, accountant: str = "auto") -> Any:
     Guarantee:
       The run is (epsilon, delta)-DP for neighbours that differ by one example added or
       removed. Rounded up, the log-moment by 1e-10 in float64 and
-      4e-5 in float32; never to 0 by underflow.
+      1.5e-5 in float32; never to 0 by underflow.
 
     Example:
       >>> from jaxdp import accounting as acc

@@ -11,7 +11,6 @@ non-negative (Bernoulli): the sums below have no cancellation, and K keeps its r
 however small it is.
 """
 
-import functools
 import math
 
 import jax
@@ -26,9 +25,7 @@ def _above_zero(log_moment: jax.Array, t: jax.Array) -> jax.Array:
     return jnp.maximum(log_moment, jnp.finfo(t.dtype).tiny * jnp.maximum(t, 1.0))
 
 
-def _log_moment(
-    log_excess: jax.Array, t: jax.Array, q: jax.Array, ceiling: jax.Array
-) -> jax.Array:
+def _log_moment(log_excess: jax.Array, t: jax.Array, q: jax.Array, ceiling: jax.Array) -> jax.Array:
     """K from log(e^K - 1), within its bounds: 0 < K <= what it is without sampling.
 
     Where the excess could not be computed (no noise at all, or the nodes of a quadrature have
@@ -51,8 +48,19 @@ def _log_ratio(z: jax.Array, q: jax.Array) -> jax.Array:
     )
 
 
+def _rounding(log_terms: jax.Array, exponents: jax.Array) -> jax.Array:
+    """What rounding can take from a log-sum of terms whose exponents are this large.
+
+    It shows where exponents nearly cancel, such as y^2 / 2 against a log(1 + u), and is added,
+    since K is to be an upper bound.
+    """
+    top = jnp.argmax(log_terms, axis=1, keepdims=True)
+    largest = jnp.take_along_axis(exponents, top, axis=1)[:, 0]
+    return float(jnp.finfo(log_terms.dtype).eps) * jax.lax.stop_gradient(largest)
+
+
 def _inside(q: jax.Array) -> jax.Array:
-    """q moved into the open interval where the formulas hold; the ends are masked by _log_moment."""
+    """q moved into the open interval where the formulas hold; _log_moment masks the ends."""
     return jnp.clip(q, 1e-30, 1.0 - jnp.finfo(q.dtype).epsneg)
 
 
@@ -104,13 +112,15 @@ def poisson_gaussian_at_integers(orders: tuple[int, ...], q: jax.Array, s: jax.A
     dtype = q.dtype
     noisy = jnp.where(s > 0.0, s, 1.0)
     inner = _inside(q)
+    losses = jnp.asarray((k * k - k) / 2.0, dtype) / noisy / noisy
     log_terms = (
         jnp.asarray(log_choose, dtype)
         + jnp.asarray(np.maximum(a - k, 0.0), dtype) * jnp.log1p(-inner)
         + jnp.asarray(k, dtype) * jnp.log(inner)
-        + _special.log_expm1(jnp.asarray((k * k - k) / 2.0, dtype) / noisy / noisy)
+        + _special.log_expm1(losses)
     )
-    log_excess = jax.nn.logsumexp(log_terms, axis=1)
+    sizes = 2.0 * losses + jnp.asarray(np.abs(log_choose), dtype)
+    log_excess = jax.nn.logsumexp(log_terms, axis=1) + _rounding(log_terms, sizes)
     t = jnp.asarray(a[:, 0] - 1.0, dtype)
     return _log_moment(log_excess, t, q, gaussian(t, _inverse_square(s)))
 
@@ -143,11 +153,33 @@ def _windows(t: jax.Array, q: jax.Array, s: jax.Array, reach: float, span: jax.A
     high_width = reach / jnp.sqrt(jnp.clip(slope(high)[1], flattest, 1.0))
     # Around 0 the integrand is up to t, which counts unless e^K, about exp(t^2 / (2 s^2)), is huge.
     begin = jnp.where(t / s < reach, 0.0, low) - low_width
-    end = jnp.maximum(high, jnp.minimum(2.0 / s, 0.5 / s - s * logit)) + high_width
+    quadratic = jnp.minimum(2.0 / s, 0.5 / s - s * logit)
+    end = jnp.maximum(high, quadratic) + high_width
+
+    # A maximum that has just merged into nothing leaves a shoulder at the inflection, where
+    # w (1 - w) = s^2 / a: it counts while it is within reach of the maximum that is left.
+    flatness = jnp.minimum(4.0 * s * s / (1.0 + t), 1.0)
+    log_odds = 2.0 * jnp.log1p(jnp.sqrt(1.0 - flatness)) - jnp.log(flatness)
+
+    def height(y):
+        return (1.0 + t) * _log_ratio(y / s - 0.5 / s / s, q) - 0.5 * y * y
+
+    peak = jnp.maximum(height(low), height(high)) - 0.5 * reach * reach
+    left, right = (0.5 / s + s * (sign * log_odds - logit) for sign in (-1.0, 1.0))
+    widest = reach / jnp.sqrt(flattest)
+    end = jnp.where((high < right) & (height(right) > peak), jnp.maximum(end, right + widest), end)
+    begin = jnp.where(
+        (low > left) & (height(left) > peak), jnp.minimum(begin, left - widest), begin
+    )
+
+    # Where the nodes are dense enough for all there could be, there is nothing to choose.
+    whole = far + 2.0 * reach <= span
+    begin = jnp.where(whole, -reach, begin)
+    end = jnp.where(whole, jnp.maximum(far, quadratic) + reach, end)
     # Towards the valley between two maxima the integrand falls more slowly.
     low_end = low + 1.5 * low_width
     high_begin = high - 1.5 * high_width
-    joined = (low_end >= high_begin) | (end - begin <= span)
+    joined = whole | (low_end >= high_begin) | (end - begin <= span)
     middle = 0.5 * (begin + end)
     return begin, jnp.where(joined, middle, low_end), jnp.where(joined, middle, high_begin), end
 
@@ -182,6 +214,7 @@ def poisson_gaussian(t: jax.Array, q: jax.Array, s: jax.Array) -> jax.Array:
     log_terms = _special.log_bernoulli_excess(log_ratio, t[:, None]) - 0.5 * y * y
     log_terms = log_terms + jnp.log(jnp.repeat(spacing, nodes, axis=1))
     log_excess = jax.nn.logsumexp(log_terms, axis=1) + jnp.log(t) - 0.5 * math.log(2 * math.pi)
+    log_excess = log_excess + _rounding(log_terms, y * y)
     # Further out, neighbouring nodes are the same float: no order that large is of use.
     log_excess = jnp.where((1.0 + t) / s < (1e12 if double else 1e5), log_excess, jnp.nan)
     return _log_moment(log_excess, t, sampled, ceiling)
@@ -232,4 +265,5 @@ def poisson_laplace(t: jax.Array, q: jax.Array, b: jax.Array) -> jax.Array:
     )
     log_terms = log_mass + _special.log_bernoulli_excess(_log_ratio(z, q), t[:, None])
     log_excess = jax.nn.logsumexp(log_terms, axis=1) + jnp.log(t)
+    log_excess = log_excess + _rounding(log_terms, (1.0 + t)[:, None] * jnp.abs(z))
     return _log_moment(log_excess, t, sampled, ceiling)

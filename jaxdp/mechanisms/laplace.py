@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _precision, _random, _validate
+from jaxdp import _precision, _random, _special, _validate
 
 
 def _ulps(count: float, like: jax.Array) -> float:
@@ -144,8 +144,8 @@ def delta(*, epsilon: Any, noise_multiplier: Any) -> Any:
 
 def _epsilon_formula(delta: jax.Array, noise_multiplier: jax.Array):
     largest_loss = (1.0 + _ulps(2.0, delta)) / noise_multiplier
-    # log1p(-delta) is negative: what it takes off is rounded towards zero.
-    value = largest_loss + 2.0 * jnp.log1p(-delta) * (1.0 - _ulps(8.0, delta))
+    # The log is negative: what it takes off is rounded towards zero.
+    value = largest_loss + 2.0 * _special.log_complement(delta) * (1.0 - _ulps(8.0, delta))
     value = value * (1.0 + _ulps(2.0, delta))
     # Written so that a NaN (a traced delta that is none) comes out as infinity.
     return jnp.where(value <= 0.0, 0.0, jnp.where(value < jnp.inf, value, jnp.inf))

@@ -6,10 +6,11 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxdp import _precision
+from jaxdp import _precision, _special
 from jaxdp.accounting import conversion, log_moment
 
-FLOAT32 = conversion.margin(jnp.float32)  # what the conversion allows for: 4e-5
+BELOW = conversion.margin(jnp.float32)  # what the conversion allows for: 1.5e-5
+ABOVE = 4e-5  # float32 errs upwards, by its allowance for exponents that cancel
 
 
 def sampled_gaussian(t, q, s, begin=None, end=None):
@@ -41,9 +42,7 @@ def sampled_laplace(t, q, b):
         splits = {-r, r} | {r - 4**k / a for k in range(-3, 8) if 4**k / a < 2 * r}
         splits |= {-r + mpmath.mpf(4) ** k for k in range(-3, 8) if mpmath.mpf(4) ** k < 2 * r}
         between = mpmath.quad(lambda z: excess(z) * mpmath.exp(-(z + r) / 2) / 4, sorted(splits))
-        return float(
-            mpmath.log1p(excess(-r) / 2 + mpmath.exp(-r) / 2 * excess(r) + between)
-        )
+        return float(mpmath.log1p(excess(-r) / 2 + mpmath.exp(-r) / 2 * excess(r) + between))
 
 
 def laplace(t, b):
@@ -57,9 +56,7 @@ def random_points(seed, count, t_range, q_range, s_range):
     """Numbers that float32 holds exactly, so that both precisions see the same problem."""
     rng = np.random.default_rng(seed)
     for i in range(count):
-        t, q, s = (
-            10 ** rng.uniform(*np.log10(bounds)) for bounds in (t_range, q_range, s_range)
-        )
+        t, q, s = (10 ** rng.uniform(*np.log10(bounds)) for bounds in (t_range, q_range, s_range))
         if i % 3 == 0:
             q = 1 - 10 ** rng.uniform(-5, -0.3)
         yield tuple(float(np.float32(number)) for number in (t, q, s))
@@ -84,7 +81,7 @@ def test_the_sampled_gaussian_is_right_at_real_orders_over_a_wide_range():
         double, single = both_precisions(log_moment.poisson_gaussian, t, q, s)
         # The discretisation was designed for 1e-10; the oracle is good to 1e-15.
         assert double == pytest.approx(truth, rel=1e-10, abs=0.0), (t, q, s)
-        assert single == pytest.approx(truth, rel=FLOAT32, abs=0.0), (t, q, s)
+        assert -BELOW < single / truth - 1 < ABOVE, (t, q, s)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +99,42 @@ def test_the_sampled_gaussian_is_right_where_the_mass_moves_away(t, q, s, begin,
     truth = sampled_gaussian(t, q, s, mpmath.mpf(begin), mpmath.mpf(end))
     double, single = both_precisions(log_moment.poisson_gaussian, t, q, s)
     assert double == pytest.approx(truth, rel=1e-10, abs=0.0)
-    assert single == pytest.approx(truth, rel=FLOAT32, abs=0.0)
+    assert -BELOW < single / truth - 1 < ABOVE
+
+
+def test_float32_is_never_too_low_where_two_maxima_of_the_integrand_merge():
+    # The second maximum appears and vanishes around orders a with a / s^2 near 4 and above.
+    rng = np.random.default_rng(4)
+    s = 10 ** rng.uniform(-1, 3, 2_000)
+    q = 10 ** rng.uniform(-9, -0.01, 2_000)
+    turn = np.maximum(4, np.log((1 - q) / q) + 0.5 / s**2) * 10 ** rng.uniform(-0.15, 0.25, 2_000)
+    points = [np.float32(x) for x in (np.clip(turn * s * s - 1, 1e-4, 2500 * s), q, s)]
+
+    def each(t, q, s):
+        return jax.vmap(lambda t, q, s: log_moment.poisson_gaussian(t[None], q, s)[0])(t, q, s)
+
+    single = np.float64(jax.jit(each)(*points))
+    double = _precision.evaluate(each, *map(np.float64, points))
+    dense = _precision.evaluate(_dense, *map(np.float64, points))
+    normal = (dense > 1e-34) & (dense < 1e37)
+    np.testing.assert_allclose(double[normal], dense[normal], rtol=1e-10, atol=0.0)
+    assert np.all((single / dense)[normal] > 1 - BELOW)
+
+
+def _dense(t, q, s):
+    """The same integrand on thousands of nodes over all that could matter."""
+
+    def one(point):
+        t, q, s = point
+        end = (1.0 + t) / s + 2.0 / s + 14.0
+        spacing = (end + 14.0) / 8_000
+        y = -14.0 + spacing * (jnp.arange(8_000) + 0.5)
+        log_ratio = log_moment._log_ratio(y / s - 0.5 / s / s, q)
+        log_terms = _special.log_bernoulli_excess(log_ratio, t) - 0.5 * y * y
+        scale = jnp.log(spacing * t / jnp.sqrt(2.0 * jnp.pi))
+        return jnp.logaddexp(jax.nn.logsumexp(log_terms) + scale, 0.0)
+
+    return jax.lax.map(one, (t, q, s), batch_size=50)
 
 
 def test_the_finite_sum_and_the_quadrature_agree_at_whole_orders():
@@ -123,11 +155,11 @@ def test_the_laplace_and_the_sampled_laplace_are_right_at_real_orders():
         truth = sampled_laplace(t, q, b)
         double, single = both_precisions(log_moment.poisson_laplace, t, q, b)
         assert double == pytest.approx(truth, rel=1e-11, abs=0.0), (t, q, b)
-        assert single == pytest.approx(truth, rel=FLOAT32, abs=0.0), (t, q, b)
+        assert -BELOW < single / truth - 1 < 10 * ABOVE, (t, q, b)
         truth = laplace(t, b)
         double, single = both_precisions(log_moment.laplace, t, b)
         assert double == pytest.approx(truth, rel=1e-12, abs=0.0), (t, b)
-        assert single == pytest.approx(truth, rel=FLOAT32, abs=0.0), (t, b)
+        assert -BELOW < single / truth - 1 < ABOVE, (t, b)
 
 
 def test_a_laplace_vector_costs_at_most_what_its_whole_shift_in_one_coordinate_does():

@@ -84,7 +84,10 @@ def test_bad_parameters_and_batches_are_refused(args, kwargs, message):
 )
 def test_clip_norms_that_do_not_cover_the_parameters_are_refused(norms, message):
     params = {"a": W, "b": W}
-    loss_fn = lambda params, x: jnp.vdot(params["a"] + params["b"], x)
+
+    def loss_fn(params, x):
+        return jnp.vdot(params["a"] + params["b"], x)
+
     with pytest.raises(ValueError, match=message):
         jaxdp.clipped_grad(loss_fn, l2_clip_norm=norms)(params, X)
 

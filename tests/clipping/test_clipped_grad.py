@@ -61,12 +61,14 @@ def length(tree, order=2):
 def mlp():
     params, xs = mlp_params(), rows(20, 5, seed=9, scale=2.0)
     labels = np.arange(20) % 3
-    reference = [mlp_gradient_in_float64(params, *example) for example in zip(xs, labels)]
+    reference = [
+        mlp_gradient_in_float64(params, *example) for example in zip(xs, labels, strict=True)
+    ]
     return params, (xs, labels), reference
 
 
 def weighted_sum(gradients, weights):
-    return jax.tree.map(lambda *g: sum(w * x for w, x in zip(weights, g)), *gradients)
+    return jax.tree.map(lambda *g: sum(w * x for w, x in zip(weights, g, strict=True)), *gradients)
 
 
 def assert_sums_agree(actual, expected, num_examples, threshold):
@@ -83,7 +85,7 @@ def assert_sums_agree(actual, expected, num_examples, threshold):
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_sum_equals_a_loop_over_examples_in_float64(mlp, order, method):
     params, batch, reference = mlp
-    losses, gradients = zip(*reference)
+    losses, gradients = zip(*reference, strict=True)
     norms = np.array([length(g, order) for g in gradients])
     threshold = float(np.median(norms))
     weights = np.minimum(1, threshold / norms) if method == "clip" else threshold / (norms + 0.01)
@@ -107,7 +109,7 @@ def test_layers_clipped_by_themselves_have_the_sensitivity_of_all_together(mlp):
         w2, b2 = params["last"]
         return mlp_loss({**params["first"], "w2": w2, "b2": b2}, *example)
 
-    thresholds = {"first": 0.3, "last": (0.5)}
+    thresholds = {"first": 0.3, "last": 0.5}
     clipped, per_example = jaxdp.clipped_grad(
         loss_fn, l2_clip_norm=thresholds, return_per_example=True
     )(grouped, *batch)
@@ -116,7 +118,7 @@ def test_layers_clipped_by_themselves_have_the_sensitivity_of_all_together(mlp):
         norms = np.array([length(part) for part in parts])
         expected = weighted_sum(parts, np.minimum(1, thresholds[group] / norms))
         actual = clipped.value[group]
-        actual = actual if group == "first" else dict(zip(names, actual))
+        actual = actual if group == "first" else dict(zip(names, actual, strict=True))
         assert_sums_agree(actual, expected, 20, thresholds[group])
         np.testing.assert_allclose(per_example.norm[group], norms, rtol=LOSS + 1e-5)
     truth = np.hypot(0.3, 0.5)
@@ -264,7 +266,10 @@ def test_extra_outputs_come_in_the_documented_order():
         return w * x, {"double": 2 * x, "pair": jnp.stack([x, x])}
 
     batch = jnp.arange(5.0)
-    make = lambda **options: jaxdp.clipped_grad(loss_fn, l2_clip_norm=9.0, has_aux=True, **options)
+
+    def make(**options):
+        return jaxdp.clipped_grad(loss_fn, l2_clip_norm=9.0, has_aux=True, **options)
+
     clipped, aux = make()(1.0, batch)
     assert clipped.value == 10
     np.testing.assert_array_equal(aux["double"], 2 * batch)
@@ -311,7 +316,10 @@ def test_examples_may_carry_typed_keys_of_their_own():
 def test_the_gradient_is_a_pure_function_under_vmap_and_scan():
     batch = rows(3, 4, 2)
     grad_fn = jaxdp.clipped_grad(linear, l2_clip_norm=1.0, microbatch_size=2)
-    step = lambda x: grad_fn({"w": jnp.zeros(2)}, {"w": x})
+
+    def step(x):
+        return grad_fn({"w": jnp.zeros(2)}, {"w": x})
+
     one_by_one = [step(x).value["w"] for x in batch]
     vmapped = jax.vmap(step)(batch)
     _, scanned = jax.lax.scan(lambda carry, x: (carry, step(x)), None, batch)

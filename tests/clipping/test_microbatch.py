@@ -21,6 +21,12 @@ def run(microbatch_size, batch=BATCH, is_padding=None):
     return grad_fn(PARAMS, batch, is_padding=is_padding)
 
 
+def assert_close(actual, expected, rtol=0.0, atol=0.0):
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, rtol=rtol, atol=atol), actual, expected
+    )
+
+
 @pytest.mark.parametrize("microbatch_size", [1, 4, 5, 11, 12, 13, 1000])
 def test_microbatches_of_one_lot_give_one_sum(microbatch_size):
     # CASES 22 and 26: one ClippedSum with the lot's sensitivity, so noise is added once.
@@ -28,11 +34,10 @@ def test_microbatches_of_one_lot_give_one_sum(microbatch_size):
     whole, expected = run(None, is_padding=is_padding)
     sliced, reported = run(microbatch_size, is_padding=is_padding)
     # Twelve additions of numbers of at most 0.5 in another order.
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=12 * 6 * 2**-24)
-    jax.tree.map(close, sliced.value, whole.value)
+    assert_close(sliced.value, whole.value, atol=12 * 6 * 2**-24)
     assert sliced.l2_sensitivity == whole.l2_sensitivity == 0.5
     # The same operations on each example, compiled for another shape.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), reported, expected)
+    assert_close(reported, expected, rtol=1e-6)
 
 
 def test_filling_up_the_last_slice_makes_no_example_of_its_own():

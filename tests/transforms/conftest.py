@@ -21,8 +21,9 @@ def is_key(leaf):
 
 def to_numpy(tree):
     """Plain arrays, as a file can hold them."""
-    plain = lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-    return jax.tree.map(plain, tree)
+    return jax.tree.map(
+        lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree
+    )
 
 
 def from_numpy(plain, like):
@@ -52,8 +53,11 @@ def signature(tree):
 
 def scale(tree, factor):
     """Another example of the same kind: a ClippedSum's bounds are no floats and stay."""
-    floats = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
-    return jax.tree.map(lambda leaf: leaf * factor if floats(leaf) else leaf, tree)
+
+    def scale_leaf(leaf):
+        return leaf * factor if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(scale_leaf, tree)
 
 
 def without_entries(tree):

@@ -11,16 +11,22 @@ PARAMS = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
 
 def stacked(batch=5, dtype=np.float32):
     rng = np.random.default_rng(0)
-    draw = lambda leaf: jnp.asarray(rng.standard_normal((batch, *leaf.shape)), dtype)
-    return jax.tree.map(draw, PARAMS)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.standard_normal((batch, *leaf.shape)), dtype), PARAMS
+    )
+
+
+def assert_close(actual, expected, atol):
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=0, atol=atol), actual, expected)
 
 
 @pytest.mark.parametrize("method", ["clip", "automatic"])
 @pytest.mark.parametrize("norms", [{"l2_clip_norm": 1.0}, {"l1_clip_norm": 1.0}])
 def test_clip_per_example_keeps_the_contract(check_contract, norms, method):
-    make_tx = lambda: jaxdp.clip_per_example(**norms, method=method)
     # Other programs may fuse a product with a sum: 8 roundings of 2^-24 and to spare.
-    check_contract(make_tx, stacked(), PARAMS, rtol=1e-6)
+    check_contract(
+        lambda: jaxdp.clip_per_example(**norms, method=method), stacked(), PARAMS, rtol=1e-6
+    )
 
 
 def test_clip_per_example_keeps_the_contract_in_bfloat16(check_contract):
@@ -54,8 +60,7 @@ def test_rows_that_are_not_finite_are_left_out():
     some, _ = tx.update(gradients, tx.init(PARAMS), PARAMS)
     same, _ = tx.update(without, tx.init(PARAMS), PARAMS)
     # Adding a zero in between may change the order of at most 4 additions of numbers <= 1.
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=16 * 2**-24)
-    jax.tree.map(close, some.value, same.value)
+    assert_close(some.value, same.value, atol=16 * 2**-24)
 
 
 def test_an_empty_batch_sums_to_zero():
@@ -75,8 +80,8 @@ def test_the_classic_chain_is_all_optax():
     clip = jaxdp.clip_per_example(1.0)
     clipped, _ = clip.update(stacked(), clip.init(PARAMS), PARAMS)
     # Two more roundings of numbers below 1.
-    close = lambda u, v: np.testing.assert_allclose(u, -v / 5, rtol=0, atol=8 * 2**-24)
-    jax.tree.map(close, updates, clipped.value)
+    expected = jax.tree.map(lambda leaf: -leaf / 5, clipped.value)
+    assert_close(updates, expected, atol=8 * 2**-24)
 
 
 def test_inject_hyperparams_makes_the_clip_norm_part_of_the_state():
@@ -157,5 +162,5 @@ def test_options_out_of_range_are_refused(args, kwargs, message):
 
 
 def test_clip_norms_that_do_not_cover_the_parameters_are_refused_at_init():
-    with pytest.raises(ValueError, match="l2_clip_norm must be .*pytree prefix"):
+    with pytest.raises(ValueError, match=r"l2_clip_norm must be .*pytree prefix"):
         jaxdp.clip_per_example({"w": 1.0}).init(PARAMS)

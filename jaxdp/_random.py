@@ -25,6 +25,12 @@ def _noise_like(sampler: Sampler, key: jax.Array, tree: Any) -> Any:
     return jax.tree.unflatten(treedef, noise)
 
 
+def copy(key: jax.Array) -> jax.Array:
+    """The same key in a buffer of its own, so that a donated state does not delete the caller's."""
+    data = jnp.array(jax.random.key_data(key), copy=True)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+
+
 def normal_like(key: jax.Array, tree: Any) -> Any:
     """Independent N(0, 1) entries in the shapes of ``tree``, float32 or wider."""
     return _noise_like(jax.random.normal, key, tree)

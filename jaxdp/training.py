@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxdp import _validate, accounting, sampling
+from jaxdp import _random, _validate, accounting, sampling
 from jaxdp.clipping.api import clipped_grad
 from jaxdp.optimizers import privatize
 from jaxdp.plan import PrivacyPlan
@@ -210,7 +210,7 @@ def make_private(
 
     def init(params, key):
         _validate.key("key", key)
-        return PrivateState(params, chain(key).init(params), key)
+        return PrivateState(params, chain(key).init(params), _random.copy(key))
 
     def step(state, batch, is_padding=None):
         budget = budget_state(state.opt_state)

@@ -73,7 +73,7 @@ def accountant_step():
 
 
 @pytest.mark.parametrize("build", [one_call_step, scheduled_step, accountant_step])
-def test_the_private_step_lowers_for_cpu_cuda_and_tpu_without_host_callbacks(build):
+def test_the_private_step_lowers_for_cpu_cuda_and_tpu_and_never_calls_the_host(build):
     step, state = build()
     arguments = (state, jax.random.key(1), jnp.zeros((100, 5)), jnp.zeros(100, jnp.int32))
     exported = jax.export.export(jax.jit(step), platforms=("cpu", "cuda", "tpu"))(*arguments)

@@ -11,7 +11,7 @@ from jaxdp import ClippedSum
 
 PARAMS = {"w": jnp.linspace(-1.0, 1.0, 6).reshape(2, 3), "b": jnp.ones(3)}
 CLIPPED = ClippedSum({"w": jnp.full((2, 3), 0.5), "b": jnp.full(3, -0.25)}, 1.0)
-BUDGET = {"sampling_probability": 0.1, "target_epsilon": 2.0, "delta": 1e-5}
+BUDGET = {"sampling_probability": 0.1, "target_epsilon": 30.0, "delta": 1e-5}
 
 
 def private(**more):
@@ -41,7 +41,8 @@ REFERENCES = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_private_optimizers_pass_the_contract(name, check_contract):
-    check_contract(OPTIMIZERS[name], CLIPPED, PARAMS)
+    # Optax's arithmetic may be contracted when compiled: a few units in the last place.
+    check_contract(OPTIMIZERS[name], CLIPPED, PARAMS, rtol=2e-6)
 
 
 @pytest.mark.parametrize("name", REFERENCES)

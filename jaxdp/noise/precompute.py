@@ -61,8 +61,9 @@ def precompute(key: jax.Array, like: Any, num_steps: int, *, first_step: Any = 0
     """
     _validate.key("key", key)
     num_steps = _validate.integer("num_steps", num_steps, minimum=1)
-    start = jnp.asarray(first_step, jnp.int32)
-    return NoiseBlock(key, start, start, _rows(key, start, like, num_steps))
+    # Two buffers, since a state that holds one twice cannot be donated.
+    step, start = (jnp.array(first_step, jnp.int32) for _ in range(2))
+    return NoiseBlock(key, step, start, _rows(key, start, like, num_steps))
 
 
 def take(block: NoiseBlock) -> tuple[Any, NoiseBlock]:

@@ -71,11 +71,15 @@ def scale_by_adam_bc(
 
     def init(params):
         # Private gradients come in float32 or wider, whatever the parameters are.
-        zeros = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), params
+        mu, nu = (
+            jax.tree.map(
+                lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)),
+                params,
+            )
+            for _ in range(2)
         )
         return AdamBCState(
-            jnp.zeros((), jnp.int32), zeros, zeros, jnp.zeros((), jnp.result_type(float))
+            jnp.zeros((), jnp.int32), mu, nu, jnp.zeros((), jnp.result_type(float))
         )
 
     def update(updates, state, params=None):

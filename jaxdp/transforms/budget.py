@@ -1,5 +1,6 @@
 """A privacy budget around an Optax chain: spent step by step, refused once it is gone."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import optax
 
 from jaxdp import _control, _validate, accounting
 
-Event = Any
+Event = accounting.Event
 
 
 class BudgetState(NamedTuple):
@@ -30,12 +31,18 @@ def _orders(target_epsilon: float, delta: float) -> np.ndarray:
 
     The best order 1 + t satisfies t >= log(1/delta) / epsilon up to the conversion's small
     terms, and t = 2 log(1/delta) / epsilon for Gaussians; the rest serves the epsilon that
-    is reported on the way there.
+    is reported on the way there, which for few sampled steps has its order between 1 and 500.
     """
     reference = math.log(1.0 / delta) / target_epsilon
     dense = reference * np.geomspace(0.5, 5.0, 80)
-    sparse = np.geomspace(1e-2, 1e6, 48)
-    return 1.0 + np.unique(np.concatenate([dense, sparse]))
+    sparse = [np.geomspace(0.5, 500.0, 140), np.geomspace(1e-2, 0.5, 12), np.geomspace(500, 1e6, 24)]
+    return 1.0 + np.unique(np.concatenate([dense, *sparse]))
+
+
+@functools.lru_cache(maxsize=256)
+def _affordable_steps(event: Event, target_epsilon: float, delta: float) -> int:
+    # A step that is not compiled builds its chain anew every time.
+    return accounting.affordable_steps(event, target_epsilon=target_epsilon, delta=delta)
 
 
 def _add_compensated(total: jax.Array, residue: jax.Array, term: jax.Array):
@@ -119,9 +126,8 @@ def with_budget(
     fixed = not callable(event) and not _validate.is_traced(event)
     if fixed:
         # float64 and every real order: a plan calibrated to the budget gets all its steps.
-        affordable = accounting.affordable_steps(
-            event, target_epsilon=target_epsilon, delta=delta
-        )
+        event = jax.tree.map(float, event)
+        affordable = _affordable_steps(event, float(target_epsilon), float(delta))
         rdp_of_every_step = accounting.rdp(event, orders)
 
     def rdp_of_step(step):
@@ -146,7 +152,7 @@ def with_budget(
             step=step,
             exhausted=jnp.asarray(would_overspend(step, zeros, zeros, rdp)),
             spent=zeros,
-            residue=zeros,
+            residue=jnp.zeros_like(rdp),
             orders=jnp.asarray(orders, rdp.dtype),
             target_epsilon=jnp.asarray(target_epsilon, rdp.dtype),
             log_delta=jnp.asarray(log_delta, rdp.dtype),

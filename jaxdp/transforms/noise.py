@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxdp import _validate, noise
+from jaxdp import _random, _validate, noise
 from jaxdp.transforms import _checks
 
 NoiseMultiplier = float | jax.Array | Callable[[jax.Array], Any]
@@ -104,8 +104,8 @@ def add_gaussian_noise(
     def init(params):
         _checks.no_masked_leaves("add_gaussian_noise", params)
         if precompute_steps > 1:
-            return noise.precompute(key, params, precompute_steps)
-        return GaussianNoiseState(key, jnp.zeros((), jnp.int32))
+            return noise.precompute(_random.copy(key), params, precompute_steps)
+        return GaussianNoiseState(_random.copy(key), jnp.zeros((), jnp.int32))
 
     def draw(state, like):
         if precompute_steps > 1:
@@ -168,7 +168,7 @@ def add_laplace_noise(
 
     def init(params):
         _checks.no_masked_leaves("add_laplace_noise", params)
-        return LaplaceNoiseState(key, jnp.zeros((), jnp.int32))
+        return LaplaceNoiseState(_random.copy(key), jnp.zeros((), jnp.int32))
 
     def update(updates, state, params=None):
         del params

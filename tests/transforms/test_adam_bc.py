@@ -13,7 +13,8 @@ UPDATES = {"w": jnp.full((3, 4), 2.0), "b": jnp.full(4, -1.0)}
 
 
 def test_adam_bc_passes_the_contract(check_contract):
-    check_contract(lambda: scale_by_adam_bc(0.3), UPDATES, PARAMS)
+    # Compiled code may contract a product and a sum: a few units in the last place.
+    check_contract(lambda: scale_by_adam_bc(0.3), UPDATES, PARAMS, rtol=1e-6)
 
 
 def test_without_noise_it_is_adam():

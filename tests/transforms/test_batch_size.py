@@ -12,7 +12,8 @@ PARAMS = {"w": jnp.ones((3, 4)), "b": jnp.ones(4, jnp.bfloat16)}
 
 
 def test_scale_by_batch_size_passes_the_contract(check_contract):
-    check_contract(lambda: jaxdp.scale_by_batch_size(7.5), PARAMS, PARAMS)
+    sums = {"w": jnp.ones((3, 4)), "b": jnp.ones(4)}
+    check_contract(lambda: jaxdp.scale_by_batch_size(7.5), sums, PARAMS)
 
 
 def test_it_divides_by_the_number_given_whatever_the_batch_held():

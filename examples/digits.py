@@ -88,12 +88,7 @@ def train_privately(args, logits, train, test) -> tuple[jaxdp.PrivacyPlan, Any]:
     plan = private.plan
 
     def step(state, key):
-        batch = jaxdp.poisson_batch(
-            key,
-            num_examples=plan.num_examples,
-            sampling_probability=plan.sampling_probability,
-            max_batch_size=plan.max_batch_size,
-        )
+        batch = private.sample(key)
         examples = (images[batch.indices], labels[batch.indices])
         return private.step(state, examples, batch.is_padding)
 

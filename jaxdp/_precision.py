@@ -11,9 +11,13 @@ import numpy as np
 from jaxdp import _validate
 
 # jax.enable_x64 is the newer name of the same scoped context manager.
-_enable_x64 = getattr(jax, "enable_x64", None)
-if _enable_x64 is None:
-    from jax.experimental import enable_x64 as _enable_x64
+_enable_x64: Callable[[bool], Any]
+if hasattr(jax, "enable_x64"):
+    _enable_x64 = jax.enable_x64
+else:
+    from jax import experimental
+
+    _enable_x64 = getattr(experimental, "enable_x64")  # noqa: B009 (newer JAX lacks it)
 
 
 @functools.cache

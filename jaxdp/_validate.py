@@ -98,9 +98,10 @@ def integer(name: str, value: Any, *, minimum: int = 0, maximum: int | None = No
     allowed = f"an integer >= {minimum}" + ("" if maximum is None else f" and <= {maximum}")
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
         refuse(name, value, allowed)
-    if value < minimum or (maximum is not None and value > maximum):
+    number = int(value)
+    if number < minimum or (maximum is not None and number > maximum):
         refuse(name, value, allowed)
-    return int(value)
+    return number
 
 
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:

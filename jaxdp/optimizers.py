@@ -77,7 +77,7 @@ def privatize(
     missing = [name for name, value in budget.items() if value is None]
     if len(missing) == len(budget):
         return optax.with_extra_args_support(chain)
-    if missing:
+    if sampling_probability is None or target_epsilon is None or delta is None:
         _validate.refuse(missing[0], None, f"given together with the rest of {', '.join(budget)}")
     _validate.probability("sampling_probability", sampling_probability)
 

@@ -29,7 +29,7 @@ class PrivacyPlan(NamedTuple):
 
     def __str__(self) -> str:
         rows = {
-            "Guarantee": f"({self.epsilon:.6g}, {self.delta:g})-differential privacy, central model",
+            "Guarantee": f"({self.epsilon:.6g}, {self.delta:g})-differential privacy",
             "Unit": f"{self.unit}; neighbours: {self.neighboring_relation}",
             "Sampler": f"{self.sampler}, probability {self.sampling_probability:.6g} "
             f"({self.expected_batch_size:g} expected of {self.num_examples}), "

@@ -37,6 +37,7 @@ class StepMetrics(NamedTuple):
 class Private(NamedTuple):
     init: Callable[[Any, jax.Array], PrivateState]  # (params, key) -> state
     step: Callable[..., tuple[PrivateState, StepMetrics]]  # (state, batch, is_padding=None)
+    sample: Callable[[jax.Array], sampling.PoissonBatch]  # (key) -> indices of a batch
     plan: PrivacyPlan
 
 
@@ -121,9 +122,9 @@ def make_private(
     - ``init(params, key) -> state``: ``state.params`` is the model; one key, one run.
     - ``step(state, batch, is_padding=None) -> (state, metrics)``: one noisy update. After
       the last affordable step it changes nothing more.
-    - ``plan``: every number of the run. Draw batches as it says, with
-      ``poisson_batch(key, num_examples=..., sampling_probability=plan.sampling_probability,
-      max_batch_size=plan.max_batch_size)``. ``print(plan)`` is the privacy statement.
+    - ``sample(key) -> PoissonBatch(indices, is_padding, overflowed)``: the batch of a step, as
+      the plan has it; a fresh key for each step.
+    - ``plan``: every number of the run. ``print(plan)`` is the privacy statement.
 
     Args:
       loss_fn: ``loss_fn(params, example) -> scalar`` for one example, a pytree without batch
@@ -140,7 +141,7 @@ def make_private(
       loss_takes_key: Whether to pass each example a PRNG key of its own (dropout).
 
     Returns:
-      A ``Private(init, step, plan)``. ``batch`` is a pytree whose leaves have a leading
+      A ``Private(init, step, sample, plan)``. ``batch`` is a pytree whose leaves have a leading
       example axis; ``is_padding`` a bool array [batch].
 
     Raises:
@@ -148,7 +149,7 @@ def make_private(
 
     Guarantee:
       All iterates together are (``target_epsilon``, ``delta``)-DP for one example added or
-      removed, provided that each batch is a fresh Poisson sample as the plan says. Batches
+      removed, provided that each batch is a fresh Poisson sample, as ``sample`` draws it. Batches
       taken in another way (shuffled epochs, fixed size) are not covered. ``metrics.loss``
       and ``metrics.clipped_fraction`` are computed from the batch without noise: they are
       for the curator's eyes.
@@ -229,4 +230,12 @@ def make_private(
             exhausted=budget_state(opt_state).exhausted,
         )
 
-    return Private(init, step, plan)
+    def sample(key):
+        return sampling.poisson_batch(
+            key,
+            num_examples=plan.num_examples,
+            sampling_probability=plan.sampling_probability,
+            max_batch_size=plan.max_batch_size,
+        )
+
+    return Private(init, step, sample, plan)

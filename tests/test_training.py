@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
@@ -35,15 +34,8 @@ def dropout_loss_fn(params, example, key):
 
 
 def sampled_step(private):
-    plan = private.plan
-
     def step(state, key):
-        batch = jaxdp.poisson_batch(
-            key,
-            num_examples=plan.num_examples,
-            sampling_probability=plan.sampling_probability,
-            max_batch_size=plan.max_batch_size,
-        )
+        batch = private.sample(key)
         return private.step(state, (X[batch.indices], Y[batch.indices]), batch.is_padding)
 
     return step
@@ -179,10 +171,12 @@ def test_an_empty_batch_is_a_step_of_pure_noise():
     state = PRIVATE.init(PARAMS, jax.random.key(0))
     batch = (X[:8].at[0].set(jnp.nan), Y[:8])
     state, metrics = jax.jit(PRIVATE.step)(state, batch, jnp.ones(8, bool))
-    assert float(metrics.loss) == 0.0 and float(metrics.clipped_fraction) == 0.0
+    assert float(metrics.loss) == 0.0
+    assert float(metrics.clipped_fraction) == 0.0
     assert int(metrics.steps_left) == 11
     moved = np.asarray(state.params["w"])
-    assert np.all(np.isfinite(moved)) and np.all(moved != 0.0)
+    assert np.all(np.isfinite(moved))
+    assert np.all(moved != 0.0)
 
 
 def test_a_step_is_clip_noise_and_optimizer_by_hand():
@@ -210,7 +204,8 @@ def test_full_batches_use_the_exact_gaussian_accountant():
     plan = private.plan
     expected = np.sqrt(12) * jaxdp.mechanisms.gaussian.stddev(epsilon=2.0, delta=1e-5)
     np.testing.assert_allclose(plan.noise_multiplier, expected, rtol=1e-6)
-    assert plan.max_batch_size == NUM_EXAMPLES and plan.overflow_delta == 0.0
+    assert plan.max_batch_size == NUM_EXAMPLES
+    assert plan.overflow_delta == 0.0
     _, metrics = train(private, 13)
     np.testing.assert_array_equal(metrics.exhausted, [False] * 11 + [True] * 2)
 
@@ -228,9 +223,7 @@ def test_per_example_keys_reach_the_loss_and_change_every_step():
         params={"w": jnp.full(5, 0.1), "b": jnp.zeros(())}
     )
     _, first = private.step(state, batch)
-    later = state._replace(
-        opt_state=state.opt_state._replace(step=state.opt_state.step + 1)
-    )
+    later = state._replace(opt_state=state.opt_state._replace(step=state.opt_state.step + 1))
     _, second = private.step(later, batch)
     assert float(first.loss) != float(second.loss)
 
@@ -257,8 +250,11 @@ def test_a_batch_size_that_does_not_divide_the_data_set_counts_whole_steps():
         **(ARGUMENTS | {"num_examples": 75, "expected_batch_size": 1, "num_steps": 225}),
     )
     assert private.plan.num_steps == 225
-    assert acc.affordable_steps(
-        acc.PoissonSampled(1 / 75, acc.Gaussian(private.plan.noise_multiplier)),
-        target_epsilon=2.0,
-        delta=private.plan.delta - private.plan.overflow_delta,
-    ) == 225
+    assert (
+        acc.affordable_steps(
+            acc.PoissonSampled(1 / 75, acc.Gaussian(private.plan.noise_multiplier)),
+            target_epsilon=2.0,
+            delta=private.plan.delta - private.plan.overflow_delta,
+        )
+        == 225
+    )

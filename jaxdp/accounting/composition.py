@@ -35,11 +35,11 @@ class Steps(NamedTuple):
 def _precision_of(noise_multiplier: Any, count: Any) -> Any:
     """count / noise_multiplier^2, infinite without noise, 0 without steps."""
     if _validate.is_traced(noise_multiplier, count):
-        noise = jnp.asarray(noise_multiplier, jnp.result_type(float))
-        count = jnp.asarray(count, jnp.result_type(float))
-        noisy = jnp.where(noise > 0.0, noise, 1.0)
-        free = jnp.where(count > 0.0, jnp.inf, 0.0)
-        return jnp.where(noise > 0.0, count / noisy / noisy, free)
+        traced_noise = jnp.asarray(noise_multiplier, jnp.result_type(float))
+        traced_count = jnp.asarray(count, jnp.result_type(float))
+        noisy = jnp.where(traced_noise > 0.0, traced_noise, 1.0)
+        free = jnp.where(traced_count > 0.0, jnp.inf, 0.0)
+        return jnp.where(traced_noise > 0.0, traced_count / noisy / noisy, free)
     noise, count = float(noise_multiplier), float(count)
     if count == 0.0:
         return 0.0
@@ -104,7 +104,7 @@ def _columns(rows: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
 
 def steps_of(event: Event) -> Steps:
     """Flattens an event tree; which kinds occur, and how many of each, is static."""
-    found = {name: [] for name in Steps._fields}
+    found: dict[str, list[Any]] = {name: [] for name in Steps._fields}
     _collect(event, 1, found)
     return Steps(
         sum(found["gaussian"][1:], found["gaussian"][0]) if found["gaussian"] else None,

@@ -58,8 +58,7 @@ def rdp(event: Event, orders: Any) -> Any:
     """
     steps = composition.steps_of(event)
     if _validate.is_traced(orders):
-        flat = jnp.ravel(orders)
-        t = conversion.excess_orders(flat, jnp.result_type(float))
+        t = conversion.excess_orders(jnp.ravel(orders), jnp.result_type(float))
         return _precision.evaluate(_rdp, steps, t).reshape(jnp.shape(orders))
     known = conversion.known_orders(orders)
     flat = known.ravel()

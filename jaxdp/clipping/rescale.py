@@ -51,7 +51,7 @@ def clip_rule(l2_clip_norm: Any, l1_clip_norm: Any, method: str) -> ClipRule:
 
 def check_structure(rule: ClipRule, params: Any) -> None:
     """Refuses thresholds that do not cover the parameters."""
-    treedef = jax.tree.structure(rule.norms)
+    treedef: Any = jax.tree.structure(rule.norms)
     try:
         treedef.flatten_up_to(params)
     except ValueError:
@@ -113,7 +113,7 @@ def clip_one(rule: ClipRule, gradient: Any, is_padding: jax.Array) -> tuple[Any,
       is not finite, any threshold is not in the accepted range (a traced one cannot be
       refused), or the example is padding, the whole contribution is exactly zero.
     """
-    treedef = jax.tree.structure(rule.norms)
+    treedef: Any = jax.tree.structure(rule.norms)
     subtrees = treedef.flatten_up_to(gradient)
     thresholds = jax.tree.leaves(rule.norms)
     results = [_clip_subtree(rule, *pair) for pair in zip(thresholds, subtrees, strict=True)]

@@ -32,10 +32,10 @@ def _is_included(bits: jax.Array, sampling_probability: Any) -> jax.Array:
         # Scaling by a power of two is exact, and below 1 the floor fits 32 bits.
         words = jnp.floor(jnp.where((q > 0.0) & (q < 1.0), q, 0.0) * float(_WORDS))
         return (bits < words.astype(jnp.uint32)) | (q >= 1.0)
-    words = math.floor(Fraction(float(sampling_probability)) * _WORDS)
-    if words == _WORDS:
+    static_words = math.floor(Fraction(float(sampling_probability)) * _WORDS)
+    if static_words == _WORDS:
         return jnp.ones(bits.shape, bool)
-    return bits < jnp.uint32(words)
+    return bits < jnp.uint32(static_words)
 
 
 def poisson_batch(

@@ -11,7 +11,7 @@ from jaxdp import _validate
 
 
 class AdamBCState(NamedTuple):
-    count: jax.Array  # int32 scalar, updates so far
+    step: jax.Array  # int32 scalar, updates so far
     mu: Any  # pytree like the updates: moving average of the gradient
     nu: Any  # pytree like the updates: moving average of its square
     noise_variance: jax.Array  # float scalar: moving average of the noise's variance
@@ -78,14 +78,12 @@ def scale_by_adam_bc(
             )
             for _ in range(2)
         )
-        return AdamBCState(
-            jnp.zeros((), jnp.int32), mu, nu, jnp.zeros((), jnp.result_type(float))
-        )
+        return AdamBCState(jnp.zeros((), jnp.int32), mu, nu, jnp.zeros((), jnp.result_type(float)))
 
     def update(updates, state, params=None):
         del params
-        stddev = noise_stddev(state.count) if callable(noise_stddev) else noise_stddev
-        count = state.count + 1
+        stddev = noise_stddev(state.step) if callable(noise_stddev) else noise_stddev
+        count = state.step + 1
         mu = optax.tree_utils.tree_update_moment(updates, state.mu, b1, 1)
         nu = optax.tree_utils.tree_update_moment(updates, state.nu, b2, 2)
         noise_variance = b2 * state.noise_variance + (1 - b2) * jnp.square(stddev)

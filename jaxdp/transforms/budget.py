@@ -35,7 +35,11 @@ def _orders(target_epsilon: float, delta: float) -> np.ndarray:
     """
     reference = math.log(1.0 / delta) / target_epsilon
     dense = reference * np.geomspace(0.5, 5.0, 80)
-    sparse = [np.geomspace(0.5, 500.0, 140), np.geomspace(1e-2, 0.5, 12), np.geomspace(500, 1e6, 24)]
+    sparse = [
+        np.geomspace(0.5, 500.0, 140),
+        np.geomspace(1e-2, 0.5, 12),
+        np.geomspace(500, 1e6, 24),
+    ]
     return 1.0 + np.unique(np.concatenate([dense, *sparse]))
 
 
@@ -118,22 +122,22 @@ def with_budget(
             _validate.refuse(name, value, "a number that is known when the chain is built")
     _validate.positive("target_epsilon", target_epsilon)
     _validate.delta("delta", delta)
-    if not callable(event) and not isinstance(event, accounting.Event):
+    if not isinstance(event, accounting.Event) and not callable(event):
         _validate.refuse("event", event, "an event of jaxdp.accounting or a function to one")
     inner = optax.with_extra_args_support(transformation)
     orders = _orders(float(target_epsilon), float(delta))
     log_delta = math.log(float(delta))
-    fixed = not callable(event) and not _validate.is_traced(event)
+    fixed = isinstance(event, accounting.Event) and not _validate.is_traced(event)
     if fixed:
         # float64 and every real order: a plan calibrated to the budget gets all its steps.
-        event = jax.tree.map(float, event)
-        affordable = _affordable_steps(event, float(target_epsilon), float(delta))
-        rdp_of_every_step = accounting.rdp(event, orders)
+        known_event: Any = jax.tree.map(float, event)
+        affordable = _affordable_steps(known_event, float(target_epsilon), float(delta))
+        rdp_of_every_step = accounting.rdp(known_event, orders)
 
     def rdp_of_step(step):
         if fixed:
             return jnp.asarray(rdp_of_every_step, jnp.result_type(float))
-        step_event = event(step) if callable(event) else event
+        step_event = event if isinstance(event, accounting.Event) else event(step)
         return jnp.asarray(accounting.rdp(step_event, orders), jnp.result_type(float))
 
     def would_overspend(step, spent, residue, rdp):

@@ -81,9 +81,10 @@ def clip_per_example(
 
 
 def _check_shapes(updates: Any, params: Any, size: int) -> None:
-    structures = jax.tree.structure(updates), jax.tree.structure(params)
-    if structures[0] != structures[1]:
-        _validate.refuse("updates", structures[0], f"of the params' structure {structures[1]}")
+    given: Any = jax.tree.structure(updates)
+    expected: Any = jax.tree.structure(params)
+    if given != expected:
+        _validate.refuse("updates", given, f"of the params' structure {expected}")
     leaves = jax.tree_util.tree_leaves_with_path(updates)
     for (path, leaf), param in zip(leaves, jax.tree.leaves(params), strict=True):
         expected = (size, *jnp.shape(param))

@@ -65,11 +65,7 @@ def test_no_two_steps_or_leaves_share_noise():
 def test_steps_and_leaves_are_uncorrelated():
     tree = [jnp.zeros(100_000), jnp.zeros(100_000)]
     key = jax.random.key(1)
-    rows = [
-        np.asarray(leaf)
-        for step in range(3)
-        for leaf in noise.gaussian(key, step, tree)
-    ]
+    rows = [np.asarray(leaf) for step in range(3) for leaf in noise.gaussian(key, step, tree)]
     off_diagonal = np.corrcoef(rows)[np.triu_indices(6, 1)]
     # A sample correlation of independent rows has standard error 1/sqrt(n); 15 pairs.
     assert np.abs(off_diagonal).max() < 5.5 / np.sqrt(100_000)

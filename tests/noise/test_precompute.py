@@ -11,7 +11,9 @@ LIKE = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(7, jnp.bfloat16)}
 
 
 def assert_same_bits(left, right):
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), left, right)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), left, right
+    )
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])

@@ -97,7 +97,9 @@ def test_a_python_loop_jit_and_scan_take_the_same_steps(event_at):
         _, plain = tx.update(CLIPPED, plain, PARAMS)
         _, jitted = update(CLIPPED, jitted, PARAMS)
     assert int(plain.step) == int(jitted.step) == int(scanned.step) == int(steps[-1]) < 15
-    assert bool(plain.exhausted) and bool(jitted.exhausted) and bool(scanned.exhausted)
+    assert bool(plain.exhausted)
+    assert bool(jitted.exhausted)
+    assert bool(scanned.exhausted)
 
 
 def test_an_exhausted_budget_freezes_everything_inside():
@@ -107,9 +109,12 @@ def test_an_exhausted_budget_freezes_everything_inside():
     updates, after = jax.jit(tx.update)(CLIPPED, state, PARAMS)
     for leaf in jax.tree.leaves(updates):
         np.testing.assert_array_equal(np.asarray(leaf), np.zeros(leaf.shape))
-    as_data = lambda leaf: (
-        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-    )
+
+    def as_data(leaf):
+        return (
+            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        )
+
     jax.tree.map(
         lambda old, new: np.testing.assert_array_equal(as_data(old), as_data(new)), state, after
     )
@@ -137,12 +142,15 @@ def test_no_noise_is_never_affordable():
 def test_a_plan_calibrated_to_the_budget_gets_all_its_steps():
     for num_steps, sampling_probability in ((1, 1.0), (60, 1.0), (1000, 0.01), (313, 0.1)):
         noise_multiplier = acc.calibrate(
-            lambda s, q=sampling_probability, n=num_steps: acc.PoissonSampled(q, acc.Gaussian(s))
-            * n,
+            lambda s, q=sampling_probability, n=num_steps: (
+                acc.PoissonSampled(q, acc.Gaussian(s)) * n
+            ),
             target_epsilon=2.0,
             delta=1e-5,
         )
-        tx = chain_with_budget(acc.PoissonSampled(sampling_probability, acc.Gaussian(noise_multiplier)))
+        tx = chain_with_budget(
+            acc.PoissonSampled(sampling_probability, acc.Gaussian(noise_multiplier))
+        )
         state = tx.init(PARAMS)
         at_the_end = state._replace(step=jnp.asarray(num_steps - 1, jnp.int32))
         _, after = tx.update(CLIPPED, at_the_end, PARAMS)
@@ -226,7 +234,9 @@ def test_events_may_be_traced_and_mapped():
 
 def test_a_multiplier_lowered_between_steps_is_accounted_as_it_is():
     def take(state, noise_multiplier):
-        tx = chain_with_budget(acc.Gaussian(noise_multiplier), 5.0, noise_multiplier=noise_multiplier)
+        tx = chain_with_budget(
+            acc.Gaussian(noise_multiplier), 5.0, noise_multiplier=noise_multiplier
+        )
         return tx.update(CLIPPED, state, PARAMS)[1]
 
     state = chain_with_budget(acc.Gaussian(4.0), 5.0).init(PARAMS)
@@ -237,7 +247,8 @@ def test_a_multiplier_lowered_between_steps_is_accounted_as_it_is():
     assert float(jaxdp.privacy_spent(state)) >= truth
     # 1 / 0.1^2 = 100 of mu^2 costs far more than the budget: refused.
     state = jax.jit(take)(state, 0.1)
-    assert int(state.step) == 2 and bool(state.exhausted)
+    assert int(state.step) == 2
+    assert bool(state.exhausted)
 
 
 def test_privacy_spent_is_an_upper_bound_close_to_the_host_accountant():

@@ -79,9 +79,7 @@ def test_every_step_draws_its_own_noise_and_a_fresh_init_is_the_same_run(name):
 
 
 def test_different_keys_give_different_runs():
-    first, second = (
-        jaxdp.add_gaussian_noise(1.0, key=jax.random.key(seed)) for seed in (0, 1)
-    )
+    first, second = (jaxdp.add_gaussian_noise(1.0, key=jax.random.key(seed)) for seed in (0, 1))
     clipped = clipped_like(PARAMS)
     left, _ = first.update(clipped, first.init(PARAMS))
     right, _ = second.update(clipped, second.init(PARAMS))

@@ -105,8 +105,8 @@ def epsilon(event: Event, delta: Any, *, accountant: str = "auto") -> Any:
 
     Guarantee:
       The run is (epsilon, delta)-DP for neighbours that differ by one example added or
-      removed. Rounded up: by 1e-10 of the Renyi part in float64, 1.5e-5 in float32. The
-      events may be chosen adaptively; how many there are is fixed in advance.
+      removed. Rounded up: by 1e-10 of the Renyi part in float64, 1.5e-5 in float32. What
+      is asked may depend on earlier answers; the events and their numbers are fixed in advance.
 
     Example:
       >>> from jaxdp import accounting as acc

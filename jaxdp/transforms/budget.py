@@ -95,9 +95,10 @@ def with_budget(
       the chain is built is accounted in float64 at the best real order, and the number of
       affordable steps is exact; otherwise the program accounts in its own float type, over
       a fixed grid of orders, rounded outward by the accountant's margin, so that it may
-      stop a step early and never late. Training for a number of steps that depends on the
-      data in another way is covered too: the budget is a privacy filter over a schedule
-      fixed in advance.
+      stop a step early and never late. The event's numbers must not be chosen from what the
+      run has released: the best order is taken at the end, which is proved for schedules
+      fixed in advance, not for adaptive ones. Stopping earlier than the budget, for
+      whatever reason, only lowers the cost.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxdp
@@ -114,8 +115,8 @@ def with_budget(
       (False, True)
 
     References:
-      Mironov 2017, arXiv:1702.07476; Feldman and Zrnic 2021, arXiv:2008.11193 (privacy
-      filters for Renyi DP); Abadi et al. 2016, arXiv:1607.00133.
+      Mironov 2017, arXiv:1702.07476; Abadi et al. 2016, arXiv:1607.00133; Feldman and Zrnic
+      2021, arXiv:2008.11193 (what adaptive budgets need).
     """
     for name, value in (("target_epsilon", target_epsilon), ("delta", delta)):
         if _validate.is_traced(value):

@@ -38,8 +38,10 @@ def _precision_of(noise_multiplier: Any, count: Any) -> Any:
         traced_noise = jnp.asarray(noise_multiplier, jnp.result_type(float))
         traced_count = jnp.asarray(count, jnp.result_type(float))
         noisy = jnp.where(traced_noise > 0.0, traced_noise, 1.0)
-        free = jnp.where(traced_count > 0.0, jnp.inf, 0.0)
-        return jnp.where(traced_noise > 0.0, traced_count / noisy / noisy, free)
+        spent = jnp.where(traced_noise > 0.0, traced_count / noisy / noisy, jnp.inf)
+        # Traced numbers cannot be refused: what is negative or NaN bounds nothing.
+        spent = jnp.where(traced_count > 0.0, spent, jnp.inf)
+        return jnp.where(traced_count == 0.0, 0.0, spent)
     noise, count = float(noise_multiplier), float(count)
     if count == 0.0:
         return 0.0
@@ -113,8 +115,8 @@ def steps_of(event: Event) -> Steps:
 
 
 def _counted(count: jax.Array, value: jax.Array) -> jax.Array:
-    """count * value, where zero steps that would each cost infinity cost nothing."""
-    return jnp.where(count > 0.0, count * value, 0.0)
+    """count * value: zero steps cost nothing, and a negative or NaN count bounds nothing."""
+    return jnp.where(count > 0.0, count * value, jnp.where(count == 0.0, 0.0, jnp.inf))
 
 
 def _sum_over(rows: tuple[jax.Array, ...], term: Any, start: jax.Array) -> jax.Array:
@@ -178,15 +180,17 @@ def pure_epsilon_of(steps: Steps, dtype: Any) -> jax.Array:
     """
     total = jnp.zeros((), dtype)
     if steps.gaussian is not None:
-        total = total + jnp.where(steps.gaussian > 0.0, jnp.inf, 0.0)
+        total = total + jnp.where(steps.gaussian == 0.0, 0.0, jnp.inf)
     if steps.laplace is not None:
         b, count = steps.laplace
-        total = total + jnp.sum(_counted(count, 1.0 / b))
+        total = total + jnp.sum(_counted(count, jnp.where(b > 0.0, 1.0 / b, jnp.inf)))
     if steps.sampled_gaussian is not None:
         q, s, count = steps.sampled_gaussian
-        released = (q > 0.0) & (s < jnp.inf) & (count > 0.0)
+        # Written so that a NaN counts as released.
+        released = ~((q == 0.0) | (s == jnp.inf) | (count == 0.0))
         total = total + jnp.where(jnp.any(released), jnp.inf, 0.0)
     if steps.sampled_laplace is not None:
         q, b, count = steps.sampled_laplace
-        total = total + jnp.sum(_counted(count, log_moment.sampled_loss(1.0 / b, q)))
+        loss = log_moment.sampled_loss(jnp.where(b > 0.0, 1.0 / b, jnp.inf), q)
+        total = total + jnp.sum(_counted(count, loss))
     return total

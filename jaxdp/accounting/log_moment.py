@@ -35,7 +35,10 @@ def _log_moment(log_excess: jax.Array, t: jax.Array, q: jax.Array, ceiling: jax.
     log_moment = jnp.logaddexp(jnp.where(computed, log_excess, 0.0), 0.0)
     log_moment = _above_zero(log_moment, t)
     bounded = jnp.where(computed & (log_moment < ceiling), log_moment, ceiling)
-    return jnp.where(q > 0.0, jnp.where(q < 1.0, bounded, ceiling), 0.0)
+    sampled = jnp.where(q < 1.0, bounded, ceiling)
+    # A traced probability cannot be refused: outside [0, 1], or NaN, it bounds nothing.
+    valid = (q >= 0.0) & (q <= 1.0)
+    return jnp.where(valid, jnp.where(q > 0.0, sampled, 0.0), jnp.inf)
 
 
 def _log_ratio(z: jax.Array, q: jax.Array) -> jax.Array:
@@ -224,7 +227,8 @@ def sampled_loss(z: jax.Array, q: jax.Array) -> jax.Array:
     """log(1 + q (exp(z) - 1)): the largest loss after sampling, z >= 0 the one before."""
     finite = jnp.minimum(z, 0.5 * jnp.finfo(z.dtype).max)
     loss = jnp.where(q < 1.0, _log_ratio(finite, _inside(q)), z)
-    return jnp.where(q > 0.0, jnp.where(z < jnp.inf, loss, jnp.inf), 0.0)
+    valid = (q >= 0.0) & (q <= 1.0) & (z < jnp.inf)
+    return jnp.where(q == 0.0, 0.0, jnp.where(valid, loss, jnp.inf))
 
 
 def poisson_laplace(t: jax.Array, q: jax.Array, b: jax.Array) -> jax.Array:

@@ -25,6 +25,11 @@ def _noise_like(sampler: Sampler, key: jax.Array, tree: Any) -> Any:
     return jax.tree.unflatten(treedef, noise)
 
 
+# Roots of the streams that the package draws from. split(key, n)[i] is fold_in(key, i): without
+# a root of its own a stream would meet keys that the caller has split from the same parent.
+GAUSSIAN, LAPLACE, POISSON = 0x6A78_6701, 0x6A78_6702, 0x6A78_6703
+
+
 def copy(key: jax.Array) -> jax.Array:
     """The same key in a buffer of its own, so that a donated state does not delete the caller's."""
     data = jnp.array(jax.random.key_data(key), copy=True)

@@ -132,7 +132,7 @@ def make_private(
       optimizer: Any Optax optimizer.
       target_epsilon: The budget, > 0.
       delta: The budget's delta, in (0, 1), overflow of batches included.
-      num_examples: Records in the data set, or a public upper bound on them.
+      num_examples: Records in the data set, exactly: ``sample`` draws indices below it.
       expected_batch_size: Records in a batch on average, in (0, num_examples].
       num_steps: Steps to calibrate for, >= 1.
       l2_clip_norm: L2 bound on one example's gradient, > 0.
@@ -213,7 +213,20 @@ def make_private(
         _validate.key("key", key)
         return PrivateState(params, chain(key).init(params), _random.copy(key))
 
+    def check_batch(batch, is_padding):
+        rows = _validate.leading_axis("batch", batch)
+        if rows > plan.max_batch_size:
+            _validate.refuse(
+                "batch",
+                f"{rows} rows",
+                f"at most the plan's max_batch_size = {plan.max_batch_size}",
+            )
+        if is_padding is None and rows == plan.max_batch_size < plan.num_examples:
+            # A forgotten mask would count the record in the padding slots once for each.
+            _validate.refuse("is_padding", None, "given with a batch that fills its capacity")
+
     def step(state, batch, is_padding=None):
+        check_batch(batch, is_padding)
         budget = budget_state(state.opt_state)
         loss_key = jax.random.fold_in(jax.random.fold_in(state.key, 1), budget.step)
         clipped, per_example = grad_fn(

@@ -15,7 +15,14 @@ def _seal(name: str, sensitivity: Any) -> jax.Array:
     """The sensitivity's bits as an integer, so that arithmetic on the pytree shows."""
     _validate.non_negative(name, sensitivity)
     number = jnp.asarray(sensitivity, jnp.result_type(float))
-    return jax.lax.bitcast_convert_type(number, _SEALED[number.dtype])
+    bits = jax.lax.bitcast_convert_type(number, _SEALED[number.dtype])
+    return jnp.stack([bits, _checksum(bits)], axis=-1)
+
+
+def _checksum(bits: jax.Array) -> jax.Array:
+    """A number that sums, scalings, signs or clips of sealed bits do not carry along."""
+    mixed = (bits ^ (bits >> 15)) * jnp.asarray(0x2C1B3C6D, bits.dtype)
+    return (mixed ^ (mixed >> 12)) ^ jnp.asarray(0x5BD1E995, bits.dtype)
 
 
 def _unseal(name: str, bits: Any) -> jax.Array:
@@ -26,7 +33,10 @@ def _unseal(name: str, bits: Any) -> jax.Array:
             "transformation between clipping and noise did arithmetic on the ClippedSum, and its "
             "sensitivity is no longer known. Put that transformation after the noise."
         )
-    return jax.lax.bitcast_convert_type(jnp.asarray(bits), _UNSEALED[dtype])
+    number_bits, checksum = bits[..., 0], bits[..., 1]
+    number = jax.lax.bitcast_convert_type(number_bits, _UNSEALED[dtype])
+    # Integer arithmetic keeps the dtype: what it made of the bits becomes NaN, and so the noise.
+    return jnp.where(checksum == _checksum(number_bits), number, jnp.nan)
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -39,9 +49,9 @@ class ClippedSum:
     mean, cannot be mistaken for it.
 
     The bounds are leaves of the pytree (a threshold that is adapted inside the program
-    reaches the noise), stored as the bits of a float: a generic transformation that
-    scales or clips every leaf is refused at the noise instead of quietly changing the
-    bound that the noise relies on.
+    reaches the noise), stored as the bits of a float with a checksum: a generic
+    transformation that scales, adds or clips every leaf is refused at the noise, or turns the
+    noise into NaN, instead of quietly changing the bound that the noise relies on.
 
     Args:
       value: Pytree of the sums, shaped like the parameters, float32 or wider.

@@ -39,7 +39,8 @@ def gaussian(key: jax.Array, step: Any, like: Any) -> Any:
     References:
       Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3 (the generator).
     """
-    return _random.normal_like(jax.random.fold_in(_validate.key("key", key), step), like)
+    root = jax.random.fold_in(_validate.key("key", key), _random.GAUSSIAN)
+    return _random.normal_like(jax.random.fold_in(root, step), like)
 
 
 def laplace(key: jax.Array, step: Any, like: Any) -> Any:
@@ -71,4 +72,5 @@ def laplace(key: jax.Array, step: Any, like: Any) -> Any:
     References:
       Dwork et al. 2006, Calibrating noise to sensitivity in private data analysis.
     """
-    return _random.laplace_like(jax.random.fold_in(_validate.key("key", key), step), like)
+    root = jax.random.fold_in(_validate.key("key", key), _random.LAPLACE)
+    return _random.laplace_like(jax.random.fold_in(root, step), like)

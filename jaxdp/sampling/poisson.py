@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp import _validate
+from jaxdp import _random, _validate
 
 _WORDS = 2**32
 
@@ -85,7 +85,9 @@ def poisson_batch(
     q = _validate.probability("sampling_probability", sampling_probability)
     if not _validate.is_traced(q) and 0.0 < q < 1.0 / _WORDS:
         _validate.refuse("sampling_probability", q, "0, or at least 2**-32 (it is floored)")
-    included = _is_included(jax.random.bits(key, (num_examples,), jnp.uint32), q)
+    included = _is_included(
+        jax.random.bits(jax.random.fold_in(key, _random.POISSON), (num_examples,), jnp.uint32), q
+    )
     (indices,) = jnp.nonzero(included, size=capacity, fill_value=0)
     drawn = jnp.sum(included, dtype=jnp.int32)
     return PoissonBatch(

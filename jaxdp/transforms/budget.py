@@ -90,7 +90,8 @@ def with_budget(
         an event nor a function.
 
     Guarantee:
-      The steps taken are (``target_epsilon``, ``delta``)-DP for neighbours that differ by one
+      A state goes on under the target and delta that it began with; under others it takes no
+      further step. The steps taken are (``target_epsilon``, ``delta``)-DP for one
       record added or removed, if ``event`` is true. An event whose numbers are known when
       the chain is built is accounted in float64 at the best real order, and the number of
       affordable steps is exact; otherwise the program accounts in its own float type, over
@@ -142,11 +143,14 @@ def with_budget(
         return jnp.asarray(accounting.rdp(step_event, orders), jnp.result_type(float))
 
     def would_overspend(step, spent, residue, rdp):
-        if fixed:
-            return step >= affordable
         total, _ = _add_compensated(spent, residue, rdp)
         epsilon = accounting.epsilon_from_rdp(total, orders, log_delta=log_delta).epsilon
-        return ~(epsilon <= target_epsilon)
+        overspends = ~(epsilon <= target_epsilon)
+        if fixed:
+            # The exact count holds if no step before was a costlier one (a resumed state).
+            same_event = jnp.all(spent <= step * rdp * (1.0 + 1e-5))
+            return jnp.where(same_event, step >= affordable, overspends)
+        return overspends
 
     def init(params):
         step = jnp.zeros((), jnp.int32)
@@ -189,6 +193,8 @@ def with_budget(
             return zeros, state._replace(exhausted=jnp.ones((), bool))
 
         overspends = would_overspend(state.step, state.spent, state.residue, rdp)
+        # A state from a budget with another target or delta has spent at other orders.
+        overspends |= ~jnp.array_equal(state.orders, jnp.asarray(orders, state.orders.dtype))
         return _control.cond(state.exhausted | overspends, refuse_step, take_step)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -66,7 +66,7 @@ def add_gaussian_noise(
       noise_multiplier: Standard deviation over L2 sensitivity, dimensionless, >= 0; or a
         function from the step (int32 scalar) to it.
       key: Scalar typed PRNG key. One key, one run: step ``t`` draws from
-        ``fold_in(key, t)``, so a resumed run goes on where it stopped, and a fresh
+        ``noise.gaussian(key, t)``, so a resumed run goes on where it stopped, and a fresh
         ``init`` with the same key is the same run again.
       precompute_steps: Static integer >= 1. Above 1, the noise of that many steps is drawn
         ahead in one block, kept in the state: the same bits, that many times the memory.

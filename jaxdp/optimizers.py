@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import optax
 
 from jaxdp import _validate, accounting, transforms
@@ -83,6 +84,9 @@ def privatize(
 
     def event_at(step):
         multiplier = noise_multiplier(step) if callable(noise_multiplier) else noise_multiplier
+        if not _validate.is_traced(multiplier):
+            # Noise is drawn in float32: account for the multiplier that runs, if it is smaller.
+            multiplier = min(float(multiplier), float(np.float32(multiplier)))
         return accounting.PoissonSampled(sampling_probability, accounting.Gaussian(multiplier))
 
     return transforms.with_budget(

@@ -91,10 +91,10 @@ def with_budget(
 
     Guarantee:
       A state goes on under the target and delta that it began with; under others it takes no
-      further step. The steps taken are (``target_epsilon``, ``delta``)-DP for one
-      record added or removed, if ``event`` is true. An event whose numbers are known when
-      the chain is built is accounted in float64 at the best real order, and the number of
-      affordable steps is exact; otherwise the program accounts in its own float type, over
+      further step. The steps taken are (``target_epsilon``, ``delta``)-DP for neighbours that
+      differ by one record added or removed, if ``event`` is true.
+      An event whose numbers are known when the chain is built is accounted in float64 at the
+      best real order, and the number of affordable steps is exact; otherwise the program accounts in its own float type, over
       a fixed grid of orders, rounded outward by the accountant's margin, so that it may
       stop a step early and never late. The event's numbers must not be chosen from what the
       run has released: the best order is taken at the end, which is proved for schedules
@@ -193,8 +193,8 @@ def with_budget(
             return zeros, state._replace(exhausted=jnp.ones((), bool))
 
         overspends = would_overspend(state.step, state.spent, state.residue, rdp)
-        # A state from a budget with another target or delta has spent at other orders.
-        overspends |= ~jnp.array_equal(state.orders, jnp.asarray(orders, state.orders.dtype))
+        # A state that began under another target or delta has spent at other orders.
+        overspends |= (state.target_epsilon != target_epsilon) | (state.log_delta != log_delta)
         return _control.cond(state.exhausted | overspends, refuse_step, take_step)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -94,9 +94,9 @@ def with_budget(
       further step. The steps taken are (``target_epsilon``, ``delta``)-DP for neighbours that
       differ by one record added or removed, if ``event`` is true.
       An event whose numbers are known when the chain is built is accounted in float64 at the
-      best real order, and the number of affordable steps is exact; otherwise the program accounts in its own float type, over
-      a fixed grid of orders, rounded outward by the accountant's margin, so that it may
-      stop a step early and never late. The event's numbers must not be chosen from what the
+      best real order, and the number of affordable steps is exact. Otherwise the program
+      accounts in its own float type, over a fixed grid of orders, rounded outward, so that it
+      may stop a step early and never late. The event's numbers must not be chosen from what the
       run has released: the best order is taken at the end, which is proved for schedules
       fixed in advance, not for adaptive ones. Stopping earlier than the budget, for
       whatever reason, only lowers the cost.

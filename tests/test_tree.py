@@ -1,13 +1,19 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxdp import _tree
 
 # The largest relative excess that the docstring promises, and the floor it promises.
 PROMISED = 2 * 1.2e-5
 ORDERS = {2: _tree.l2_norm_bound, 1: _tree.l1_norm_bound}
+BATCHED = {2: _tree.l2_norm_bounds, 1: _tree.l1_norm_bounds}
+COMBINED = {2: _tree.combine_l2, 1: _tree.combine_l1}
 
 
 def true_norm(tree, order):
@@ -120,3 +126,128 @@ def test_double_precision_leaves_keep_theirs(order):
         assert bound.scaled.dtype == jnp.float64
         # 34 roundings of 1.1e-16 are allowed for.
         assert truth <= float(bound.scaled) * float(bound.scale) <= truth * (1 + 1e-14)
+
+
+def exact_values(bound):
+    return np.asarray(bound.scaled, np.float64) * np.asarray(bound.scale, np.float64)
+
+
+def assert_tight_row_bounds(rows, order, bounds):
+    values = exact_values(bounds)
+    for row, value in zip(rows, values, strict=True):
+        truth = true_norm(row, order)
+        assert truth * (1 + 1e-12) <= value or truth == value == 0
+        assert value <= truth * (1 + PROMISED)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("n", [3, 40, 1024, 4099])
+def test_bounds_of_a_batch_hold_where_one_way_of_summing_gives_way_to_the_other(n, order):
+    # Every power of two as the largest entry: some of the squares vanish or overflow
+    # for part of them, and a batch of one takes its way alone.
+    compiled = jax.jit(BATCHED[order])
+    small = np.where(np.arange(n) == 0, 1.0, 2.0**-12.5)
+    for exponent in [*range(-126, -60, 3), *range(-60, -28, 1), 0, *range(56, 127, 5)]:
+        rows = (small[None] * 2.0**exponent).astype(np.float32)
+        assert_tight_row_bounds(rows, order, compiled(rows))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_each_row_of_a_batch_is_bounded_whatever_its_neighbours_are(order):
+    rows = np.stack(list(hard_vectors(2000).values())).astype(np.float32)
+    spoiled = rows.copy()
+    spoiled[4, 1999] = np.nan
+    bounds = jax.jit(BATCHED[order])(
+        {"a": spoiled[:, :300], "b": spoiled[:, 300:].reshape(-1, 2, 850)}
+    )
+    assert np.flatnonzero(~np.isfinite(bounds.scaled)).tolist() == [4]
+    finite = np.arange(len(rows)) != 4
+    kept = jax.tree.map(lambda array: array[finite], bounds)
+    assert_tight_row_bounds(rows[finite], order, kept)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_bound_of_an_example_does_not_depend_on_the_batch_by_one_bit(order):
+    # Otherwise one example could change what all others add, by more than its share.
+    rows = np.random.default_rng(0).standard_normal((9, 3000)).astype(np.float32)
+    ordinary = jax.jit(BATCHED[order])(rows)
+    for other in (np.nan, 0.0, 1e-25, 1e30):
+        spoiled = rows.copy()
+        spoiled[4] = other
+        bounds = jax.jit(BATCHED[order])(spoiled)
+        for one, two in zip(ordinary, bounds, strict=True):
+            np.testing.assert_array_equal(np.delete(one, 4), np.delete(two, 4))
+
+
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(floats, min_size=7, max_size=7), min_size=1, max_size=4))
+def test_bounds_agree_with_exact_sums_for_any_floats(rows):
+    leaf = np.zeros((4, 7), np.float32)
+    leaf[: len(rows)] = rows
+    tree = {"a": leaf[:, :5], "b": leaf[:, 5:]}
+    for order in (1, 2):
+        values = exact_values(BATCHED[order](tree))
+        for row, value in zip(leaf.astype(np.longdouble), values, strict=True):
+            # Products of two float32 are exact in 64 bits of mantissa, which have 1 rounding
+            # an addition: 1e-18 relative.
+            truth = np.sqrt(np.sum(row**2)) if order == 2 else np.longdouble(math.fsum(abs(row)))
+            assert truth <= value * (1 + 1e-15)
+            assert value <= truth * (1 + PROMISED)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_bounds_under_vmap_and_scan_are_those_of_the_batch(order):
+    rows = np.stack(list(hard_vectors(700).values())).astype(np.float32).reshape(4, 3, 700)
+    mapped = jax.jit(jax.vmap(BATCHED[order]))(rows)
+    _, scanned = jax.jit(
+        lambda rows: jax.lax.scan(lambda _, part: (None, BATCHED[order](part)), None, rows)
+    )(rows)
+    for bounds in (mapped, scanned):
+        flat = jax.tree.map(lambda array: array.reshape(-1), bounds)
+        assert_tight_row_bounds(rows.reshape(-1, 700), order, flat)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_batch_without_examples_or_entries_has_bounds_all_the_same(order):
+    assert BATCHED[order](np.zeros((0, 5), np.float32)).scaled.shape == (0,)
+    np.testing.assert_array_equal(BATCHED[order](np.zeros((3, 0), np.float32)).value, np.zeros(3))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("parts", [1, 2, 7, 50])
+def test_combined_bounds_are_those_of_the_pieces_together(parts, order):
+    rows = np.stack(list(hard_vectors(50 * parts).values())).astype(np.float32)
+    pieces = np.split(rows, parts, axis=1)
+    bounds = [BATCHED[order](piece) for piece in pieces]
+    combined = jax.jit(COMBINED[order])(bounds)
+    values = np.stack([exact_values(bound) for bound in bounds])
+    truth = np.sqrt(np.sum(values**2, axis=0)) if order == 2 else np.sum(values, axis=0)
+    assert np.all(truth * (1 + 1e-12) <= exact_values(combined) * (1 + 1e-300) + 1e-300)
+    # (2 k + 64) units roundoff, as the docstring says.
+    assert np.all(exact_values(combined) <= truth * (1 + (2 * parts + 64) * 2.0**-24))
+
+
+def test_a_zero_with_a_large_scale_does_not_make_the_others_vanish():
+    zero = _tree.NormBound(jnp.zeros(1), jnp.full(1, 2.0**126))
+    tiny = _tree.as_bound(jnp.full(1, 1e-30, jnp.float32))
+    for order in (1, 2):
+        assert exact_values(COMBINED[order]([zero, tiny])) >= np.float32(1e-30)
+        assert exact_values(COMBINED[order]([zero, zero])) == 0
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_combined_bounds_are_not_finite_where_a_piece_is_not(bad, order):
+    bad = _tree.as_bound(jnp.asarray([1.0, bad], jnp.float32))
+    good = _tree.as_bound(jnp.asarray([1e30, 1e30], jnp.float32))
+    assert np.isfinite(COMBINED[order]([bad, good]).scaled).tolist() == [True, False]
+
+
+def test_a_number_as_a_bound_is_the_same_number():
+    numbers = np.float32([0, 2.0**-126, 1e-30, 0.1, 1, 3, 1e30, 3.4028235e38])
+    bound = _tree.as_bound(jnp.asarray(numbers))
+    np.testing.assert_array_equal(exact_values(bound), numbers)
+    assert np.all((np.asarray(bound.scaled) >= 1) | (numbers == 0))

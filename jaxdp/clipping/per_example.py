@@ -47,6 +47,15 @@ def scalar_loss(
     return loss_and_aux
 
 
+def report(losses: jax.Array, norms: Any, is_padding: jax.Array) -> PerExample:
+    """Losses and norms as they are reported, zero for padding."""
+    losses = losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
+    return jax.tree.map(
+        lambda leaf: jnp.where(is_padding, jnp.zeros((), leaf.dtype), leaf),
+        PerExample(losses, norms),
+    )
+
+
 def clip_and_sum(
     loss_and_aux: Callable[..., tuple[jax.Array, Any]],
     rule: rescale.ClipRule,
@@ -71,9 +80,4 @@ def clip_and_sum(
     grad = jax.value_and_grad(loss_and_aux, has_aux=True)
     (losses, aux), gradients = jax.vmap(grad, in_axes=(None, 0, 0))(params, batch, indices)
     total, norms = rescale.clip_and_sum(rule, gradients, is_padding)
-    losses = losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
-    reported = jax.tree.map(
-        lambda leaf: jnp.where(is_padding, jnp.zeros((), leaf.dtype), leaf),
-        PerExample(losses, norms),
-    )
-    return total, (reported, aux)
+    return total, (report(losses, norms, is_padding), aux)

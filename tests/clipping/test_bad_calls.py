@@ -30,7 +30,7 @@ W, X = jnp.zeros(2), jnp.ones((3, 2))
         ({"l1_clip_norm": jnp.float32(-2.0)}, "l1_clip_norm must be .*, got Array"),
         ({"l2_clip_norm": {"a": 1.0, "b": 0}}, r"l2_clip_norm\['b'\] must be .*, got 0"),
         ({"l2_clip_norm": 1.0, "method": "flat"}, "method must be one of 'clip', 'automatic', got"),
-        ({"l2_clip_norm": 1.0, "strategy": "ghost"}, "strategy must be one of 'per_example', got"),
+        ({"l2_clip_norm": 1.0, "strategy": "ghost"}, "strategy must be one of 'auto', 'bookkeep"),
         ({"l2_clip_norm": 1.0, "microbatch_size": 0}, "microbatch_size must be .*, got 0"),
         ({"l2_clip_norm": 1.0, "microbatch_size": 1.5}, "microbatch_size must be .*, got 1.5"),
     ],

@@ -119,8 +119,8 @@ def _in_blocks(rows: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(rows.reshape(batch, -1, block))
 
 
-def _keep_rounding(sums: jax.Array) -> jax.Array:
-    """Non-negative sums with their last bit set, which makes them no smaller.
+def keep_rounding(sums: jax.Array) -> jax.Array:
+    """Sums with their last bit set, which makes them no smaller in size.
 
     No compiler can see through it. A sum of sums may become one long reduction otherwise,
     behind an optimization barrier too: XLA fuses the two after it has removed the barrier,
@@ -139,11 +139,11 @@ def _sum_terms(
     def sums(rows):
         blocks = _in_blocks(rows).astype(dtype)
         terms = _terms(blocks if down is None else blocks * down[:, None, None], order)
-        return _keep_rounding(jnp.sum(terms, 2))
+        return keep_rounding(jnp.sum(terms, 2))
 
     partial = jnp.concatenate([sums(rows) for rows in leaves], axis=1)
     while partial.shape[1] > 1:
-        partial = _keep_rounding(jnp.sum(_in_blocks(partial), 2))
+        partial = keep_rounding(jnp.sum(_in_blocks(partial), 2))
     return partial[:, 0]
 
 
@@ -192,6 +192,18 @@ def _norm_bounds(tree: Any, order: int) -> NormBound:
         return NormBound(jnp.zeros(shape, dtype), jnp.full(shape, info.tiny, dtype))
     sizes = [leaf.shape[1] for leaf in leaves]
     additions = _additions(sizes)
+
+    def scaled(leaves):
+        maxima = [jnp.max(jnp.abs(leaf), axis=1).astype(dtype) for leaf in leaves]
+        largest = flush(jnp.max(jnp.stack(maxima), axis=0), dtype)
+        scale = _power_of_two_below(largest)
+        # Scaled entries that vanish are below 2^-126 each: nothing next to the largest.
+        norm = _round_up(_sum_terms(leaves, order, dtype, reciprocal(scale)), additions, order)
+        return NormBound(jnp.where(largest == 0, jnp.zeros((), dtype), norm), scale)
+
+    if sum(sizes) < _SMALL:
+        # Not worth the second way, which the compiler would have to translate as well.
+        return scaled(leaves)
     total = _sum_terms(leaves, order, dtype)
     # What vanishes below the smallest normal number, at each entry and addition, must
     # weigh less than one rounding of the total.
@@ -200,14 +212,8 @@ def _norm_bounds(tree: Any, order: int) -> NormBound:
     plain = as_bound(_round_up(total, additions, order))
 
     def careful(leaves):
-        maxima = [jnp.max(jnp.abs(leaf), axis=1).astype(dtype) for leaf in leaves]
-        largest = flush(jnp.max(jnp.stack(maxima), axis=0), dtype)
-        scale = _power_of_two_below(largest)
-        # Scaled entries that vanish are below 2^-126 each: nothing next to the largest.
-        norm = _round_up(_sum_terms(leaves, order, dtype, reciprocal(scale)), additions, order)
-        scaled = NormBound(jnp.where(largest == 0, jnp.zeros((), dtype), norm), scale)
         # An example's bound must not depend, by a rounding, on what else is in the batch.
-        return jax.tree.map(lambda *choice: jnp.where(is_plain, *choice), plain, scaled)
+        return jax.tree.map(lambda *choice: jnp.where(is_plain, *choice), plain, scaled(leaves))
 
     return jax.lax.cond(jnp.all(is_plain), lambda _: plain, careful, leaves)
 

@@ -56,6 +56,7 @@ def clip_and_sum(
     params = jax.tree.map(jnp.asarray, params)
     traced = trace(loss_and_aux, params, *jax.tree.map(_one_example, (batch, indices)))
     treedef: Any = jax.tree.structure(params)
+    (size,) = is_padding.shape
     plan = strategy.plan(traced.closed.jaxpr, treedef.num_leaves, rule.order, is_padding.size)
     if insist:
         _refuse_fallbacks(plan, params)
@@ -67,17 +68,26 @@ def clip_and_sum(
     ]
     subtrees = _subtrees(rule, treedef)
     bounds = [
-        _bound(rule.order, [piece for leaf in subtree for piece in parts[leaf]], is_padding)
-        for subtree in subtrees
+        _bound(rule.order, threshold, [piece for leaf in subtree for piece in parts[leaf]], size)
+        for threshold, subtree in zip(jax.tree.leaves(rule.norms), subtrees, strict=True)
     ]
     shrinks, norms = rescale.shrink(rule, bounds, is_padding)
-    totals = [jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in leaves]
+    terms: list[list[jax.Array]] = [[] for _ in leaves]
     for subtree, shrink in zip(subtrees, shrinks, strict=True):
         owners = [leaf for leaf in subtree for _ in parts[leaf]]
-        terms = pieces.sums([piece for leaf in subtree for piece in parts[leaf]], shrink)
-        for leaf, term in zip(owners, terms, strict=True):
-            totals[leaf] += term.astype(totals[leaf].dtype)
+        found_sums = pieces.sums([piece for leaf in subtree for piece in parts[leaf]], shrink)
+        for leaf, total in zip(owners, found_sums, strict=True):
+            terms[leaf].append(total)
+    totals = [_add_up(leaf, of_leaf) for leaf, of_leaf in zip(leaves, terms, strict=True)]
     return treedef.unflatten(totals), (report(losses, norms, is_padding), aux)
+
+
+def _add_up(leaf: jax.Array, terms: list[jax.Array]) -> jax.Array:
+    """The sum of terms, none of them for an unused parameter, in float32 or wider."""
+    dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+    if not terms:
+        return jnp.zeros(leaf.shape, dtype)
+    return sum(terms[1:], start=terms[0]).astype(dtype)
 
 
 def _one_example(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -160,8 +170,8 @@ def _subtrees(rule: rescale.ClipRule, treedef: Any) -> list[list[int]]:
     return [jax.tree.leaves(subtree) for subtree in thresholds.flatten_up_to(places)]
 
 
-def _bound(order: int, parts: list[pieces.Piece], is_padding: jax.Array) -> _tree.NormBound:
-    """The norm of all pieces together."""
+def _bound(order: int, threshold: Any, parts: list[pieces.Piece], size: int) -> _tree.NormBound:
+    """The norm of all pieces together, not finite where they cannot be clipped safely."""
     of_tree, combine = (
         (_tree.l2_norm_bounds, _tree.combine_l2)
         if order == 2
@@ -174,9 +184,13 @@ def _bound(order: int, parts: list[pieces.Piece], is_padding: jax.Array) -> _tre
     if held:
         bounds.append(of_tree(held))
     if not bounds:
-        zero = jnp.zeros(is_padding.shape, jnp.float32)
-        return _tree.NormBound(zero, jnp.ones_like(zero))
-    return combine(bounds)
+        return _tree.NormBound(jnp.zeros(size, jnp.float32), jnp.ones(size, jnp.float32))
+    bound = combine(bounds)
+    for piece in parts:
+        if piece.smallest_threshold is not None:
+            safe = piece.smallest_threshold <= jnp.asarray(threshold, bound.scaled.dtype)
+            bound = bound._replace(scaled=jnp.where(safe, bound.scaled, jnp.nan))
+    return bound
 
 
 def _refuse_fallbacks(plan: strategy.Plan, params: Any) -> None:

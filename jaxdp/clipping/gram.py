@@ -14,6 +14,7 @@ positions cancel, it does not shrink with the gradient, so the norm has room for
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -25,6 +26,8 @@ from jaxdp.clipping.factors import Factors
 _HIGHEST = jax.lax.Precision.HIGHEST
 # Entries are scaled to below 2 before they are squared: what vanishes then is below this.
 _VANISHED = 2.0**-126
+# Over the part of a threshold that clipping leaves free for roundings.
+_MARGIN = 2.0**20
 # The largest powers of two whose inverse is a normal number.
 _LARGEST = {32: 2.0**126, 64: 2.0**1022}
 
@@ -83,6 +86,23 @@ def l2_norm(parts: list[Factors]) -> RawNorm:
     return RawNorm(squared, 2 * unit * terms, scale)
 
 
+def smallest_threshold(parts: list[Factors]) -> jax.Array | None:
+    """The threshold ``[batch]`` below which scaled cotangents vanish in a way that counts.
+
+    An entry of G that vanishes below the smallest normal number changes the gradient by as
+    much as the entries of X that it meets. Where positions cancel, that can make it longer;
+    below this threshold by more than the margin. None where nothing can cancel.
+    """
+    positions = sum(part.g.shape[2] for part in parts)
+    if positions == 1:
+        return None
+    info = jnp.finfo(parts[0].g.dtype)
+    entries = parts[0].g.shape[1] * sum(_width(part.x) * part.g.shape[-1] for part in parts)
+    reach = positions * math.sqrt(entries) * float(info.tiny) * _MARGIN
+    sizes = [jnp.ones(()) if part.are_rows else _largest(part.x) for part in parts]
+    return reach * functools.reduce(jnp.maximum, sizes)
+
+
 def norms(pieces: list[RawNorm]) -> list[_tree.NormBound]:
     """The norms themselves, worked out together to keep the program short."""
     stacked = RawNorm(*(jnp.stack(arrays) for arrays in zip(*pieces, strict=True)))
@@ -94,11 +114,9 @@ def norms(pieces: list[RawNorm]) -> list[_tree.NormBound]:
 
 def _of_one_position(part: Factors) -> tuple[jax.Array, jax.Array]:
     """The squared norm of one outer product a block: no terms of either sign to cancel."""
-    g = jnp.einsum("bmtp,bmtp->bm", part.g, part.g, precision=_HIGHEST)
-    if part.are_rows:
-        x = jnp.ones_like(g)
-    else:
-        x = jnp.einsum("bmtd,bmtd->bm", part.x, part.x, precision=_HIGHEST)
+    # Sums, not matrix products, so that the scaled factors need not be written out.
+    g = jnp.sum(jnp.square(part.g), axis=(2, 3))
+    x = jnp.ones_like(g) if part.are_rows else jnp.sum(jnp.square(part.x), axis=(2, 3))
     total = jnp.sum(x * g, axis=1)
     unit = float(jnp.finfo(g.dtype).eps) / 2
     return total, total * _gamma(_width(part.x) + part.g.shape[-1] + g.shape[1] + 4, unit)
@@ -120,7 +138,7 @@ def _inner_product(one: Factors, other: Factors) -> tuple[jax.Array, jax.Array]:
     # A few more than the products have terms, for devices that compose them of parts.
     a = 0.0 if exact else _gamma(one.x.shape[-1] + 4, unit)
     b = _gamma(one.g.shape[-1] + 4, unit)
-    c = _gamma(columns + m * rows + 2, unit)
+    c = _gamma(columns + m * rows + 4, unit)
     size_x, size_g = jnp.abs(k_x), jnp.abs(k_g)
     rounding = xx * (a * size_g + a * b * gg) + size_x * (b * gg + c * size_g)
     # The slack is itself rounded, a few units in all of its own size.
@@ -217,6 +235,4 @@ def _lengths(products: jax.Array) -> jax.Array:
 
 def _sum(terms: jax.Array) -> jax.Array:
     """The sum over all but the batch axis: over columns first, then over the rest."""
-    # Without the barrier a compiler may merge the two into one long sum.
-    columns = jax.lax.optimization_barrier(jnp.sum(terms, axis=-1))
-    return jnp.sum(columns, axis=(1, 2))
+    return jnp.sum(_tree.keep_rounding(jnp.sum(terms, axis=-1)), axis=(1, 2))

@@ -35,17 +35,21 @@ class Piece(NamedTuple):
       total: From how to scale each example to the sum over examples; None where that is
         the weighted sum of what is held.
       finish: From the sum to the parameter's shape.
+      smallest_threshold: The threshold ``[batch]`` below which the piece cannot be clipped
+        with certainty; None for none.
     """
 
     held: jax.Array | None
     bound: _tree.NormBound | gram.RawNorm | None
     total: Callable[[rescale.Shrink], jax.Array] | None
     finish: Callable[[jax.Array], jax.Array]
+    smallest_threshold: jax.Array | None = None
 
 
 def held(gradients: jax.Array, finish: Callable[[jax.Array], jax.Array]) -> Piece:
     """Each example's gradient, ``[batch, ...]``."""
-    return Piece(gradients, None, None, finish)
+    shape = gradients.shape[1:]
+    return Piece(_tree.rows(gradients), None, None, lambda total: finish(total.reshape(shape)))
 
 
 def sums(parts: list[Piece], shrink: rescale.Shrink) -> list[jax.Array]:
@@ -84,7 +88,13 @@ def of_factors(
         bound = gram.l2_norm(parts)
     else:
         bound = gram.l1_norm_of_one(parts[0]) if way == "outer" else _l1_norm_in_turn(parts, width)
-    return Piece(None, bound, lambda shrink: _product_sum(shrink, parts, width), finish)
+    return Piece(
+        None,
+        bound,
+        lambda shrink: _product_sum(shrink, parts, width),
+        finish,
+        gram.smallest_threshold(parts),
+    )
 
 
 def of_convolution(
@@ -112,7 +122,7 @@ def of_convolution(
         scaled = rescale.scaled(shrink, cotangent)
         return convolution.gradient_sum(params, shape, kept, scaled)
 
-    return Piece(None, bound, total, finish)
+    return Piece(None, bound, total, finish, gram.smallest_threshold([part]))
 
 
 def _along(of_examples: jax.Array, rows: jax.Array) -> jax.Array:

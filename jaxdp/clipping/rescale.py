@@ -17,6 +17,8 @@ _MARGIN = 2.0**-19
 _STABILITY = 0.01
 # Examples that are added up at once where a batch cannot be summed in one contraction.
 _SLICE = 8
+# Below this many entries an example, arrays are scaled before they are added up.
+_SMALL = 1024
 METHODS = ("clip", "automatic")
 
 
@@ -189,6 +191,10 @@ def _contract(shrink: Shrink, leaves: list[jax.Array]) -> list[jax.Array]:
     """The sums of ``scaled`` leaves of the coefficients' type."""
     if not shrink.keep.size:
         return [jnp.zeros(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+    if sum(math.prod(leaf.shape[1:]) for leaf in leaves) < _SMALL:
+        # A copy of them costs less than a longer program.
+        ones = jnp.ones(shrink.keep.shape, shrink.factor.dtype)
+        return [_weigh(ones, scaled(shrink, leaf)) for leaf in leaves]
 
     def any_left(state):
         return jnp.any(state[0])

@@ -209,7 +209,7 @@ def draw(table: dict[str, dict[str, Measured]], ways: list[str], path: str) -> N
         panel.set_title(f"{title}, ratio to the plain gradient")
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
-    panels[1].legend(loc="lower right")
+    panels[0].legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 

@@ -46,7 +46,8 @@ def clipped_grad(
         norms must be given.
       method: "clip" shortens long gradients; "automatic" brings every gradient near the
         norm ``C``, so that only the product of ``C`` and the learning rate matters.
-      strategy: How the sum is computed; it changes the sum by rounding only. "auto" finds
+      strategy: How the sum is computed. It changes the sum by rounding, and by the room that
+        norms have for it: more where positions cancel one another. "auto" finds
         where the loss uses each parameter (products, convolutions, lookups, through any
         control flow) and computes norms and sums from what one backward pass leaves behind,
         holding per-example gradients only where that is cheap or the use is not of a known
@@ -88,7 +89,9 @@ def clipped_grad(
       entry of the leading axis. It supposes that the loss looks at one example at a time,
       which holds here by construction, and rounding in the sum over examples is not
       part of it. A gradient with an entry that is not finite, a padding example, and an empty
-      batch contribute exactly zero. A traced clip norm out of range makes the sum zero
+      batch contribute exactly zero; so does, where nothing is held, an example whose
+      activations times cotangents leave the range of the type, or whose activations are more
+      than about 1e25 times the clip norm. A traced clip norm out of range makes the sum zero
       and the sensitivity NaN.
 
     Example:

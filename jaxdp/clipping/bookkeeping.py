@@ -92,7 +92,9 @@ def _add_up(leaf: jax.Array, terms: list[jax.Array]) -> jax.Array:
 
 def _one_example(leaf: Any) -> jax.ShapeDtypeStruct:
     leaf = jnp.asarray(leaf)
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, weak_type=leaf.weak_type)
+    # Typed keys are never weakly typed, and do not say so.
+    weak_type = getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, weak_type=weak_type)
 
 
 def _differentiate(traced, plan, params, batch, indices):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxdp import _tree
 from jaxdp.clipping import convolution
 from jaxdp.clipping.uses import Site
 
@@ -47,7 +48,7 @@ def of_site(site: Site, data: jax.Array, cotangent: jax.Array) -> Factors:
     dtype = jnp.promote_types(site.output.dtype, jnp.float32)
     cotangent = weighted(site, cotangent)
     if site.rule not in LOOKUPS:
-        data = data.astype(dtype)
+        data = _tree.flush(data, dtype)
     if site.rule == "conv_general_dilated" and not site.loops:
         return Factors(*convolution.factors(site.params, site.view_shape, data, cotangent))
     factor = _RULES[site.rule].factor
@@ -60,7 +61,7 @@ def of_site(site: Site, data: jax.Array, cotangent: jax.Array) -> Factors:
 def weighted(site: Site, cotangent: jax.Array) -> jax.Array:
     """The cotangent in float32 or wider, times the number that the view is multiplied by."""
     wide = cotangent.astype(jnp.promote_types(cotangent.dtype, jnp.float32))
-    return wide if site.view.factor == 1 else wide * site.view.factor
+    return _tree.flush(wide * site.view.factor, wide.dtype)
 
 
 def _merge_loops(site: Site, array: jax.Array) -> jax.Array:

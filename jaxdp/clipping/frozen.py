@@ -32,6 +32,8 @@ def bind(
     if frozen and frozen[-1] > len(arguments):
         allowed = f"places from 1 to {len(arguments)}, the arguments given after params"
         _validate.refuse("frozen_argnums", frozen, allowed)
+    if frozen and len(frozen) == len(arguments):
+        _validate.refuse("frozen_argnums", frozen, "fewer than all arguments after params")
     fixed = {place: arguments[place - 1] for place in frozen}
     others = tuple(
         argument for place, argument in enumerate(arguments, start=1) if place not in fixed

@@ -26,6 +26,8 @@ from jaxdp.clipping.factors import Factors
 _HIGHEST = jax.lax.Precision.HIGHEST
 # Entries are scaled to below 2 before they are squared: what vanishes then is below this.
 _VANISHED = 2.0**-126
+# Longer rows are multiplied in pieces, so that the bound on the rounding stays small.
+_LONGEST_ROW = 2**14
 # Over the part of a threshold that clipping leaves free for roundings.
 _MARGIN = 2.0**20
 # The largest powers of two whose inverse is a normal number.
@@ -115,11 +117,35 @@ def norms(pieces: list[RawNorm]) -> list[_tree.NormBound]:
 def _of_one_position(part: Factors) -> tuple[jax.Array, jax.Array]:
     """The squared norm of one outer product a block: no terms of either sign to cancel."""
     # Sums, not matrix products, so that the scaled factors need not be written out.
-    g = jnp.sum(jnp.square(part.g), axis=(2, 3))
-    x = jnp.ones_like(g) if part.are_rows else jnp.sum(jnp.square(part.x), axis=(2, 3))
+    g = _square_sum(part.g)
+    x = jnp.ones_like(g) if part.are_rows else _square_sum(part.x)
     total = jnp.sum(x * g, axis=1)
     unit = float(jnp.finfo(g.dtype).eps) / 2
-    return total, total * _gamma(_width(part.x) + part.g.shape[-1] + g.shape[1] + 4, unit)
+    additions = _additions(_width(part.x)) + _additions(part.g.shape[-1]) + g.shape[1]
+    return total, total * _gamma(additions + 4, unit)
+
+
+def _square_sum(rows: jax.Array) -> jax.Array:
+    """The squared lengths ``[batch, m]`` of single rows ``[batch, m, 1, n]``."""
+    pieces = jnp.sum(jnp.square(_in_pieces(rows)), axis=-1)
+    if pieces.shape[-1] > 1:
+        pieces = _tree.keep_rounding(pieces)
+    return jnp.sum(pieces, axis=(2, 3))
+
+
+def _in_pieces(rows: jax.Array) -> jax.Array:
+    """Rows ``[..., n]`` as ``[..., pieces, length]``, filled up with zeros."""
+    size = rows.shape[-1]
+    count = max(-(-size // _LONGEST_ROW), 1)
+    length = -(-size // count)
+    filled = jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, count * length - size)])
+    return filled.reshape(*rows.shape[:-1], count, length)
+
+
+def _additions(size: int) -> int:
+    """The most additions behind the product of two rows of this length."""
+    count = max(-(-size // _LONGEST_ROW), 1)
+    return -(-size // count) + count
 
 
 def _inner_product(one: Factors, other: Factors) -> tuple[jax.Array, jax.Array]:
@@ -136,8 +162,8 @@ def _inner_product(one: Factors, other: Factors) -> tuple[jax.Array, jax.Array]:
     _, m, rows, columns = k_g.shape
     exact = one.are_rows or other.are_rows
     # A few more than the products have terms, for devices that compose them of parts.
-    a = 0.0 if exact else _gamma(one.x.shape[-1] + 4, unit)
-    b = _gamma(one.g.shape[-1] + 4, unit)
+    a = 0.0 if exact else _gamma(_additions(one.x.shape[-1]) + 4, unit)
+    b = _gamma(_additions(one.g.shape[-1]) + 4, unit)
     c = _gamma(columns + m * rows + 4, unit)
     size_x, size_g = jnp.abs(k_x), jnp.abs(k_g)
     rounding = xx * (a * size_g + a * b * gg) + size_x * (b * gg + c * size_g)
@@ -147,6 +173,7 @@ def _inner_product(one: Factors, other: Factors) -> tuple[jax.Array, jax.Array]:
 
 def _gamma(additions: int, unit: float) -> float:
     """The relative error of a sum, with room for lengths that carry the same error."""
+    assert additions * unit < 0.01, "the strategy keeps sums in one go shorter"
     return additions * unit / (1 - 2 * additions * unit)
 
 
@@ -213,7 +240,7 @@ def _own_products(part: Factors) -> tuple[jax.Array, jax.Array]:
 
 
 def _g_products(one: Factors, other: Factors) -> jax.Array:
-    return jnp.einsum("bmtp,bmsp->bmts", one.g, other.g, precision=_HIGHEST)
+    return _products(one.g, other.g)
 
 
 def _row_products(one: Factors, other: Factors) -> jax.Array:
@@ -225,7 +252,15 @@ def _row_products(one: Factors, other: Factors) -> jax.Array:
         return jnp.take_along_axis(one.x, other.x[..., None, :], axis=-1)
     if one.are_rows:
         return jnp.swapaxes(_row_products(other, one), -1, -2)
-    return jnp.einsum("bmtd,bmsd->bmts", one.x, other.x, precision=_HIGHEST)
+    return _products(one.x, other.x)
+
+
+def _products(one: jax.Array, other: jax.Array) -> jax.Array:
+    """The products of all rows with all rows, ``[batch, m, T, S]``."""
+    if one.shape[-1] <= _LONGEST_ROW:
+        return jnp.einsum("bmtd,bmsd->bmts", one, other, precision=_HIGHEST)
+    one, other = _in_pieces(one), _in_pieces(other)
+    return jnp.sum(jnp.einsum("bmtkd,bmskd->kbmts", one, other, precision=_HIGHEST), axis=0)
 
 
 def _lengths(products: jax.Array) -> jax.Array:

@@ -17,7 +17,8 @@ class PerExample(NamedTuple):
       loss: Loss of each example, ``[batch]``, zero for padding.
       norm: Norm of each example's gradient before clipping, ``[batch]`` or a pytree of
         such arrays shaped like the clip norm, in the clip norm's order (L2 or L1): an upper
-        bound within 3e-5 of the true norm. Not finite if the gradient is not. Zero for padding.
+        bound within 3e-5 of the true norm, or by book-keeping within a bound on the rounding
+        of products. Not finite if the example is left out. Zero for padding.
     """
 
     loss: jax.Array

@@ -87,7 +87,7 @@ def of_factors(
     if order == 2:
         bound = gram.l2_norm(parts)
     else:
-        bound = gram.l1_norm_of_one(parts[0]) if way == "outer" else _l1_norm_in_turn(parts, width)
+        bound = gram.l1_norm_of_one(*parts) if way == "outer" else _l1_norm_in_turn(parts, width)
     return Piece(
         None,
         bound,
@@ -112,7 +112,7 @@ def of_convolution(
     """
     params, shape = site.params, site.view_shape
     part = factors.of_site(site, data, cotangent)
-    cotangent = factors.weighted(site, cotangent)
+    data, cotangent = _tree.flush(data, part.x.dtype), factors.weighted(site, cotangent)
     if way == "kept":
         return held(convolution.gradients(params, shape, data, cotangent), finish)
     bound = gram.l2_norm([part]) if order == 2 else gram.l1_norm_of_one(part)

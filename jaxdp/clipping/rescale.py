@@ -176,7 +176,8 @@ def scaled(shrink: Shrink, rows: jax.Array) -> jax.Array:
     flushed = _tree.flush(rows, jnp.promote_types(rows.dtype, factor.dtype))
     # The choice between the products keeps the compiler from making them one.
     product = jnp.where(clips, flushed * down, flushed) * factor
-    product = product.astype(jnp.promote_types(rows.dtype, jnp.float32))
+    # Subnormal products may have been rounded up, by much of their size.
+    product = _tree.flush(product, jnp.promote_types(rows.dtype, jnp.float32))
     return jnp.where(keep, product, jnp.zeros((), product.dtype))
 
 

@@ -15,6 +15,8 @@ from jaxdp.clipping.groups import Group
 _COST_OF_AN_ENTRY = 30
 # What the dozen small operations of another way than holding cost on top, in the same unit.
 _COST_OF_A_WAY = 4_000_000
+# The bound on the rounding of a longer sum would say nothing.
+_MOST_POSITIONS = 2**15
 # Entries held, over entries of the factors, beyond which holding is not worth its memory.
 _MOST_HELD = 4
 
@@ -116,7 +118,7 @@ def _way(group: Group, sites: Sequence[uses.Site], order: int, way_cost: float) 
 def _best(sizes: factors.Sizes, order: int, is_lookup: bool, way_cost: float) -> str:
     m, positions, d, p = sizes
     held = m * d * p * _COST_OF_AN_ENTRY
-    if held <= way_cost:
+    if held <= way_cost or m * positions > _MOST_POSITIONS:
         return "kept"
     if m == 1 and positions == 1:
         return "outer"

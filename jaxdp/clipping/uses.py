@@ -16,6 +16,7 @@ from jaxdp.clipping.views import View
 
 CALLS = ("jit", "pjit", "closed_call", "core_call")
 REMATERIALISED = ("remat2", "checkpoint", "remat")
+_SHOWING = ("debug_callback", "debug_print")
 # Uses that are no fallback: the gradient of a bias or a scale is as small as a gradient gets.
 _SUMS = ("add", "sub", "add_any")
 _PRODUCTS = ("mul", "div", "max", "min", "select_n")
@@ -136,12 +137,14 @@ class _Finder(NamedTuple):
             used = [view for view in operands if view is not None]
             outputs: Sequence[View | None] = [None] * len(equation.outvars)
             name = equation.primitive.name
-            flows = equation.effects or any(var in reaching for var in equation.outvars)
+            flows = _may_write(equation) or any(var in reaching for var in equation.outvars)
             if used and flows and name != "stop_gradient":
                 moved = views.step_outputs(equation, used[0]) if len(used) == 1 else None
                 site = _site(equation, operands, loops, rematerialised)
                 if moved is not None:
                     outputs = moved
+                elif isinstance(site, Site) and _is_empty(site):
+                    pass  # No position: its gradient is zero.
                 elif isinstance(site, Site):
                     actions.sites[place] = len(self.sites)
                     self.sites.append(site)
@@ -202,7 +205,7 @@ def _reaching(jaxpr: Any, matters: Sequence[bool]) -> set[Any]:
         name = equation.primitive.name
         flows = [var in reaching for var in equation.outvars]
         # What has effects may write a mutable array that a later equation reads.
-        if not (any(flows) or equation.effects) or name == "stop_gradient":
+        if not (any(flows) or _may_write(equation)) or name == "stop_gradient":
             continue
         wanted = [True] * len(equation.invars)
         if name in CALLS or name in REMATERIALISED or name == "scan":
@@ -218,6 +221,11 @@ def _reaching(jaxpr: Any, matters: Sequence[bool]) -> set[Any]:
             if needed and _is_inexact(atom)
         )
     return reaching
+
+
+def _may_write(equation: Any) -> bool:
+    """Whether it has effects, other than to show what it is given."""
+    return bool(equation.effects) and equation.primitive.name not in _SHOWING
 
 
 def _is_inexact(atom: Any) -> bool:
@@ -269,6 +277,11 @@ def _site(equation, operands, loops, rematerialised) -> Site | str | None:
         loops=loops,
         rematerialised=rematerialised,
     )
+
+
+def _is_empty(site: Site) -> bool:
+    sizes = (*site.loops, *site.view_shape, *site.data.shape, *site.output.shape)
+    return 0 in sizes
 
 
 def _product(params, avals, position):

@@ -53,9 +53,12 @@ class View(NamedTuple):
 def step_outputs(equation: Any, view: View) -> list[View] | None:
     """The views that an equation makes of a view, or None if it does something else."""
     name, params = equation.primitive.name, equation.params
+    if not equation.outvars:
+        return None
     factor = _factor(equation)
     if factor is not None:
-        return [view._replace(factor=view.factor * factor)]
+        factor *= view.factor
+        return [view._replace(factor=factor)] if _is_moderate(factor) else None
     if len(equation.invars) != 1:
         return None
     before = equation.invars[0].aval
@@ -99,7 +102,11 @@ def _factor(equation: Any) -> float | None:
         if numbers[0] is equation.invars[0] or not number:
             return None
         number = 1 / number
-    return number if _SMALLEST <= abs(number) <= 1 / _SMALLEST else None
+    return number
+
+
+def _is_moderate(factor: float) -> bool:
+    return _SMALLEST <= abs(factor) <= 1 / _SMALLEST
 
 
 def _split(view: View, shape: tuple[int, ...], axis: int, sizes: Any) -> list[View]:

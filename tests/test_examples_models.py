@@ -49,7 +49,8 @@ def assert_strategies_agree(loss_fn, params, *arguments, key=None, **options):
     assert whole > 0.1  # of at most BATCH: the gradients do not vanish
     for a, e in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
         # Each strategy sums some hundred products in float32: sqrt(100) * 6e-8 of the whole.
-        assert np.linalg.norm(a - e) <= 1e-5 * whole
+        # Rounding, and the room that norms of products of many positions have for it.
+        assert np.linalg.norm(a - e) <= 5e-5 * whole
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -57,7 +57,7 @@ def clip_and_sum(
     traced = trace(loss_and_aux, params, *jax.tree.map(_one_example, (batch, indices)))
     treedef: Any = jax.tree.structure(params)
     (size,) = is_padding.shape
-    plan = strategy.plan(traced.closed.jaxpr, treedef.num_leaves, rule.order, is_padding.size)
+    plan = strategy.plan(traced.closed.jaxpr, treedef.num_leaves, rule.order, size)
     if insist:
         _refuse_fallbacks(plan, params)
     losses, aux, gradients, found = _differentiate(traced, plan, params, batch, indices)

@@ -157,7 +157,11 @@ def _product_sum(shrink: rescale.Shrink, parts: list[Factors], width: int) -> ja
             continue
         # A dropped example may hold what is not finite, and zero times that is not zero.
         x = jnp.where(_along(shrink.keep, part.x), part.x, 0)
-        if m == 1:
+        if m == 1 and x.shape[2] == 1:
+            # Axes of length one make XLA copy both factors first on CPU.
+            x, g = x[:, 0, 0], g[:, 0, 0]
+            total += jnp.einsum("bd,bp->dp", x, g, precision=_HIGHEST)[None]
+        elif m == 1:
             total += jnp.einsum("btd,btp->dp", x[:, 0], g[:, 0], precision=_HIGHEST)[None]
         else:
             total += jnp.einsum("bmtd,bmtp->mdp", x, g, precision=_HIGHEST)

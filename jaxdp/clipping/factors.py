@@ -158,7 +158,9 @@ def _looked_up(site: Site) -> int:
 
 
 def _lookup(site: Site, indices: jax.Array, cotangent: jax.Array):
-    rows = indices.reshape(-1)
+    # Narrow integers cannot hold the places that they are compared with.
+    wide = jnp.int32 if indices.dtype.itemsize < 4 else indices.dtype
+    rows = indices.reshape(-1).astype(wide)
     size = site.view_shape[_looked_up(site)]
     if site.rule == "dynamic_slice":
         return jnp.clip(rows, 0, size - 1)[None], cotangent.reshape(1, 1, -1)

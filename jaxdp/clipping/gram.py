@@ -88,19 +88,21 @@ def l2_norm(parts: list[Factors]) -> RawNorm:
     return RawNorm(squared, 2 * unit * terms, scale)
 
 
-def smallest_threshold(parts: list[Factors]) -> jax.Array | None:
+def smallest_threshold(order: int, parts: list[Factors]) -> jax.Array | None:
     """The threshold ``[batch]`` below which scaled cotangents vanish in a way that counts.
 
     An entry of G that vanishes below the smallest normal number changes the gradient by as
     much as the entries of X that it meets. Where positions cancel, that can make it longer;
-    below this threshold by more than the margin. None where nothing can cancel.
+    below this threshold by more than the margin, in the norm of the order given. None where
+    nothing can cancel.
     """
     positions = sum(part.g.shape[2] for part in parts)
     if positions == 1:
         return None
     info = jnp.finfo(parts[0].g.dtype)
     entries = parts[0].g.shape[1] * sum(_width(part.x) * part.g.shape[-1] for part in parts)
-    reach = positions * math.sqrt(entries) * float(info.tiny) * _MARGIN
+    spread = math.sqrt(entries) if order == 2 else entries
+    reach = positions * spread * float(info.tiny) * _MARGIN
     sizes = [jnp.ones(()) if part.are_rows else _largest(part.x) for part in parts]
     return reach * functools.reduce(jnp.maximum, sizes)
 

@@ -93,7 +93,7 @@ def of_factors(
         bound,
         lambda shrink: _product_sum(shrink, parts, width),
         finish,
-        gram.smallest_threshold(parts),
+        gram.smallest_threshold(order, parts),
     )
 
 
@@ -122,7 +122,7 @@ def of_convolution(
         scaled = rescale.scaled(shrink, cotangent)
         return convolution.gradient_sum(params, shape, kept, scaled)
 
-    return Piece(None, bound, total, finish, gram.smallest_threshold([part]))
+    return Piece(None, bound, total, finish, gram.smallest_threshold(order, [part]))
 
 
 def _along(of_examples: jax.Array, rows: jax.Array) -> jax.Array:

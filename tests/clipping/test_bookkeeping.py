@@ -60,6 +60,19 @@ def test_products_without_positions_or_layers_have_no_gradient():
     assert_same(loss_fn, params, draw(3, 5))
 
 
+@pytest.mark.parametrize("positions", [20, 300])
+def test_tokens_of_one_byte_find_their_rows_in_a_large_table(positions):
+    rng = np.random.default_rng(4)
+    # More places than an int8 counts, and a table longer than a uint8 reaches.
+    tokens = jnp.asarray(rng.integers(0, 256, (3, positions)), jnp.uint8)
+    weights = draw(positions, 2)
+
+    def loss_fn(table, tokens):
+        return jnp.sum(jnp.tanh(table[tokens]) * weights)
+
+    assert_same(loss_fn, draw(1000, 2), tokens)
+
+
 def test_typed_keys_may_be_part_of_the_batch():
     def loss_fn(w, x, key):
         return jnp.sum((x + jax.random.normal(key, (5,))) @ w)

@@ -18,6 +18,8 @@ BATCH = 12
 
 
 def load(name, monkeypatch):
+    # As for a script: what is beside it can be imported.
+    monkeypatch.syspath_prepend((EXAMPLES / name).parent)
     module_name = "example_" + Path(name).name
     spec = importlib.util.spec_from_file_location(module_name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)

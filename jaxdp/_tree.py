@@ -175,6 +175,11 @@ def rows(leaf: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(_flat(leaf))
 
 
+def along(of_examples: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Numbers ``[batch]`` with the axes it takes to broadcast against ``[batch, ...]``."""
+    return of_examples.reshape(-1, *(1,) * (leaf.ndim - 1))
+
+
 def _flat(leaf: jax.Array) -> jax.Array:
     return leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
 

@@ -24,7 +24,7 @@ convolution                                gradients   sum  at once  XLA's own
 =========================================  =========  ====  =======  =========
 
 Where the gradients are far larger than the input (the 256 channels), writing them is what
-takes the time: ``map_gradients`` and then ``gradient_sum`` never hold them.
+takes the time.
 
 Elsewhere XLA's own gradients are used: a loop would leave an accelerator idle, and would
 gather a batch that is spread over devices.
@@ -100,30 +100,16 @@ def gradients(params: Params, kernel_shape: Shape, x: jax.Array, g: jax.Array) -
     The arguments are those of ``factors``. An example that is not finite leaves the others
     alone.
     """
-    return map_gradients(lambda gradient: gradient, params, kernel_shape, x, g)
-
-
-def map_gradients(
-    function: Callable[[jax.Array], Any],
-    params: Params,
-    kernel_shape: Shape,
-    x: jax.Array,
-    g: jax.Array,
-) -> Any:
-    """A function, such as a norm, of each example's kernel gradient, stacked over the batch.
-
-    On CPUs no more than one gradient is held at a time.
-    """
 
     def in_turn(x, g):
         def one(example):
-            return function(_product(params, kernel_shape, *(side[None] for side in example)))
+            return _product(params, kernel_shape, *(side[None] for side in example))
 
         return lax.map(one, (x, g))
 
     def at_once(x, g):
         def one(x, g):
-            return function(_transposed(params, kernel_shape, x[None], g[None]))
+            return _transposed(params, kernel_shape, x[None], g[None])
 
         return jax.vmap(one)(x, g)
 

@@ -210,9 +210,9 @@ def _scaled(
         bound = _tree.NormBound(ones, scales[0])
         x = part.x
         if not part.are_rows:
-            x = x * _along(_tree.reciprocal(scales[1]), x)
+            x = x * _tree.along(_tree.reciprocal(scales[1]), x)
             bound = _product(bound, _tree.NormBound(ones, scales[1]))
-        scaled.append(Factors(x, part.g * _along(_tree.reciprocal(scales[0]), part.g)))
+        scaled.append(Factors(x, part.g * _tree.along(_tree.reciprocal(scales[0]), part.g)))
         bounds.append(bound)
         zeros.append(functools.reduce(jnp.minimum, largest) == 0)
     overflows = functools.reduce(jnp.logical_or, (~jnp.isfinite(one.scaled) for one in bounds))
@@ -222,7 +222,7 @@ def _scaled(
     top = functools.reduce(jnp.maximum, (one.scale for one in bounds))
     inverse = _tree.reciprocal(top)
     weighted = [
-        part._replace(g=part.g * _along(one.scale * inverse, part.g))
+        part._replace(g=part.g * _tree.along(one.scale * inverse, part.g))
         for part, one in zip(scaled, bounds, strict=True)
     ]
     return weighted, top, is_zero, overflows
@@ -231,10 +231,6 @@ def _scaled(
 def _largest(array: jax.Array) -> jax.Array:
     """The largest absolute value of each example."""
     return jnp.max(jnp.abs(array), axis=tuple(range(1, array.ndim)), initial=0)
-
-
-def _along(scale: jax.Array, array: jax.Array) -> jax.Array:
-    return scale.reshape(-1, *(1,) * (array.ndim - 1))
 
 
 def _own_products(part: Factors) -> tuple[jax.Array, jax.Array]:

@@ -118,15 +118,11 @@ def of_convolution(
     bound = gram.l2_norm([part]) if order == 2 else gram.l1_norm_of_one(part)
 
     def total(shrink):
-        kept = jnp.where(_along(shrink.keep, data), data, 0)
+        kept = jnp.where(_tree.along(shrink.keep, data), data, 0)
         scaled = rescale.scaled(shrink, cotangent)
         return convolution.gradient_sum(params, shape, kept, scaled)
 
     return Piece(None, bound, total, finish, gram.smallest_threshold(order, [part]))
-
-
-def _along(of_examples: jax.Array, rows: jax.Array) -> jax.Array:
-    return of_examples.reshape(-1, *(1,) * (rows.ndim - 1))
 
 
 def _instantiate(parts: list[Factors], width: int) -> jax.Array:
@@ -156,7 +152,7 @@ def _product_sum(shrink: rescale.Shrink, parts: list[Factors], width: int) -> ja
             total += _scatter(places.reshape(-1), g.reshape(-1, p), m * width).reshape(m, width, p)
             continue
         # A dropped example may hold what is not finite, and zero times that is not zero.
-        x = jnp.where(_along(shrink.keep, part.x), part.x, 0)
+        x = jnp.where(_tree.along(shrink.keep, part.x), part.x, 0)
         if m == 1 and x.shape[2] == 1:
             # Axes of length one make XLA copy both factors first on CPU.
             x, g = x[:, 0, 0], g[:, 0, 0]

@@ -157,11 +157,6 @@ def shrink(
     return shrinks, norms
 
 
-def _along(rows: jax.Array, of_examples: jax.Array) -> jax.Array:
-    """An array ``[batch]`` with the axes it needs to broadcast against the rows."""
-    return of_examples.reshape(-1, *(1,) * (rows.ndim - 1))
-
-
 def scaled(shrink: Shrink, rows: jax.Array) -> jax.Array:
     """Each example's row multiplied by what its gradient is, in float32 or wider.
 
@@ -172,7 +167,7 @@ def scaled(shrink: Shrink, rows: jax.Array) -> jax.Array:
     Returns:
       The products: exactly zero for examples that are dropped, whatever their rows hold.
     """
-    down, factor, clips, keep = (_along(rows, part) for part in shrink[:4])
+    down, factor, clips, keep = (_tree.along(part, rows) for part in shrink[:4])
     flushed = _tree.flush(rows, jnp.promote_types(rows.dtype, factor.dtype))
     # The choice between the products keeps the compiler from making them one.
     product = jnp.where(clips, flushed * down, flushed) * factor

@@ -239,16 +239,6 @@ def test_an_example_that_is_not_finite_leaves_the_others_alone(name, side):
     np.testing.assert_array_equal(dirty[::2], clean[::2])
 
 
-def test_a_function_is_mapped_over_the_gradients():
-    lhs, kernel, options = CONVOLUTIONS["grouped"]
-    params = params_of(lhs, kernel, options)
-    x, g = draw(lhs, kernel, options)
-    largest = convolution.map_gradients(lambda m: jnp.max(jnp.abs(m)), params, kernel, x, g)
-    expected = np.abs(convolution.gradients(params, kernel, x, g)).max(axis=(1, 2, 3, 4))
-    # The same products; at most the order of their additions differs.
-    np.testing.assert_allclose(largest, expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize("wrap", ["jit", "vmap", "sharded"])
 def test_gradients_inside_transformations(wrap):
     lhs, kernel, options = CONVOLUTIONS["images, channels last"]

@@ -8,14 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _validate
-from jaxdp.accounting import log_moment
+from jaxdp.accounting import log_moment, log_moment_kinds
 from jaxdp.accounting.events import (
     Composed,
+    DiscreteGaussian,
     Event,
     Gaussian,
     Laplace,
     PoissonSampled,
+    RandomizedResponse,
     Repeated,
+    SampledWithoutReplacement,
+    Schedule,
+    TruncatedPoissonSampled,
 )
 
 
@@ -30,6 +35,10 @@ class Steps(NamedTuple):
     laplace: Any  # (scale [n], count [n])
     sampled_gaussian: Any  # (probability [n], noise multiplier [n], count [n])
     sampled_laplace: Any  # (probability [n], scale [n], count [n])
+    discrete_gaussian: Any  # (standard deviation [n], sensitivity [n], count [n])
+    randomized_response: Any  # (noise parameter [n], number of buckets [n], count [n])
+    truncated_gaussian: Any  # (probability, multiplier, num_examples, capacity, count), all [n]
+    without_replacement: Any  # (fraction of the examples [n], noise multiplier [n], count [n])
 
 
 def _precision_of(noise_multiplier: Any, count: Any) -> Any:
@@ -69,6 +78,22 @@ def _multiplier(event: Event) -> Any:
     return 1.0 / math.sqrt(mu_squared) if mu_squared > 0.0 else math.inf
 
 
+def _collect_schedule(event: Schedule, count: Any, found: dict[str, list[Any]]) -> None:
+    columns = (event.sampling_probabilities, event.noise_multipliers, event.counts)
+    if _validate.is_traced(columns, count):
+        dtype = jnp.result_type(float)
+        q, s, n = jnp.broadcast_arrays(*(jnp.atleast_1d(jnp.asarray(c, dtype)) for c in columns))
+        found["sampled_gaussian"].append((q, s, n * count))
+        return
+    q, s, n = np.broadcast_arrays(*(np.atleast_1d(np.asarray(c, np.float64)) for c in columns))
+    n = n * float(count)
+    for noise, times in zip(s[q == 1.0], n[q == 1.0], strict=True):
+        found["gaussian"].append(_precision_of(noise, times))
+    sampled = (q > 0.0) & (q < 1.0)
+    if sampled.any():
+        found["sampled_gaussian"].append((q[sampled], s[sampled], n[sampled]))
+
+
 def _collect(event: Event, count: Any, found: dict[str, list[Any]]) -> None:
     if isinstance(event, Repeated):
         _collect(event.event, count * event.count, found)
@@ -79,6 +104,25 @@ def _collect(event: Event, count: Any, found: dict[str, list[Any]]) -> None:
         found["gaussian"].append(_precision_of(event.noise_multiplier, count))
     elif isinstance(event, Laplace):
         found["laplace"].append((event.noise_multiplier, count))
+    elif isinstance(event, Schedule):
+        _collect_schedule(event, count, found)
+    elif isinstance(event, DiscreteGaussian):
+        found["discrete_gaussian"].append((event.standard_deviation, event.sensitivity, count))
+    elif isinstance(event, RandomizedResponse):
+        found["randomized_response"].append((event.noise_parameter, event.num_buckets, count))
+    elif isinstance(event, TruncatedPoissonSampled):
+        found["truncated_gaussian"].append(
+            (
+                event.sampling_probability,
+                _multiplier(event.event),
+                event.num_examples,
+                event.max_batch_size,
+                count,
+            )
+        )
+    elif isinstance(event, SampledWithoutReplacement):
+        fraction = event.batch_size / event.num_examples
+        found["without_replacement"].append((fraction, _multiplier(event.event), count))
     elif isinstance(event, PoissonSampled):
         q = event.sampling_probability
         known = None if _validate.is_traced(q) else float(q)
@@ -98,10 +142,13 @@ def _columns(rows: list[tuple[Any, ...]]) -> tuple[Any, ...] | None:
     if _validate.is_traced(rows):
         dtype = jnp.result_type(float)
         return tuple(
-            jnp.stack([jnp.asarray(number, dtype) for number in column])
+            jnp.concatenate([jnp.atleast_1d(jnp.asarray(part, dtype)) for part in column])
             for column in zip(*rows, strict=True)
         )
-    return tuple(np.asarray(column, np.float64) for column in zip(*rows, strict=True))
+    return tuple(
+        np.concatenate([np.atleast_1d(np.asarray(part, np.float64)) for part in column])
+        for column in zip(*rows, strict=True)
+    )
 
 
 def steps_of(event: Event) -> Steps:
@@ -169,6 +216,16 @@ def log_moment_of(
             lambda q, b, count: _counted(count, log_moment.poisson_laplace(t, q, b)),
             total,
         )
+    for rows, moment in (
+        (steps.discrete_gaussian, log_moment_kinds.discrete_gaussian),
+        (steps.randomized_response, log_moment_kinds.randomized_response),
+        (steps.truncated_gaussian, log_moment_kinds.truncated_poisson_gaussian),
+        (steps.without_replacement, log_moment_kinds.gaussian_without_replacement),
+    ):
+        if rows is not None:
+            total = _sum_over(
+                rows, lambda *row, moment=moment: _counted(row[-1], moment(t, *row[:-1])), total
+            )
     return total
 
 
@@ -193,4 +250,22 @@ def pure_epsilon_of(steps: Steps, dtype: Any) -> jax.Array:
         q, b, count = steps.sampled_laplace
         loss = log_moment.sampled_loss(jnp.where(b > 0.0, 1.0 / b, jnp.inf), q)
         total = total + jnp.sum(_counted(count, loss))
+    if steps.discrete_gaussian is not None:
+        s, sensitivity, count = steps.discrete_gaussian
+        total = total + _unbounded((sensitivity == 0.0) | (s == jnp.inf) | (count == 0.0))
+    if steps.randomized_response is not None:
+        p, k, count = steps.randomized_response
+        loss = log_moment_kinds.randomized_response_loss(p, k)
+        total = total + jnp.sum(_counted(count, loss))
+    if steps.truncated_gaussian is not None:
+        q, s, _, _, count = steps.truncated_gaussian
+        total = total + _unbounded((q == 0.0) | (s == jnp.inf) | (count == 0.0))
+    if steps.without_replacement is not None:
+        q, s, count = steps.without_replacement
+        total = total + _unbounded((q == 0.0) | (s == jnp.inf) | (count == 0.0))
     return total
+
+
+def _unbounded(silent: jax.Array) -> jax.Array:
+    """Infinite unless every row is silent: written so that a NaN counts as released."""
+    return jnp.where(jnp.all(silent), 0.0, jnp.inf)

@@ -1,16 +1,21 @@
 """What a private computation released, as frozen pytrees of plain numbers.
 
-All events speak of neighbours that differ by adding or removing one example (or whatever the
-unit of privacy is), with noise measured against the sensitivity under that relation.
+Two neighbouring relations are known, ``"add_or_remove_one"`` and ``"replace_one"`` example (or
+whatever the unit of privacy is). Noise is measured against the sensitivity under the relation in
+use; an event that depends on a sampler, or on each person's answer, has one relation only.
 """
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
 from jaxdp import _validate
+
+ADD_OR_REMOVE_ONE, REPLACE_ONE = "add_or_remove_one", "replace_one"
+RELATIONS = (ADD_OR_REMOVE_ONE, REPLACE_ONE)
 
 
 class Event:
@@ -19,8 +24,12 @@ class Event:
     ``event * n`` is ``Repeated(event, n)`` and ``a + b`` is ``Composed([a, b])``.
     """
 
+    relations: ClassVar[tuple[str, ...]] = RELATIONS  # what the event by itself allows
+
     def __mul__(self, count: Any) -> "Repeated":
         return Repeated(self, count)
+
+    __rmul__ = __mul__
 
     def __add__(self, other: "Event") -> "Composed":
         return Composed([self, other])
@@ -122,6 +131,8 @@ class PoissonSampled(Event):
     sampling_probability: Any
     event: Event
 
+    relations = (ADD_OR_REMOVE_ONE,)
+
     def __post_init__(self):
         _validate.probability("sampling_probability", self.sampling_probability)
         _event("event", self.event)
@@ -129,6 +140,212 @@ class PoissonSampled(Event):
             _validate.refuse(
                 "event", self.event, "one Laplace or a composition of Gaussians (under sampling)"
             )
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
+class DiscreteGaussian(Event):
+    """An integer query with discrete Gaussian noise, P(k) proportional to exp(-k^2 / (2 s^2)).
+
+    Args:
+      standard_deviation: The parameter s, > 0 (the standard deviation, but for small s).
+      sensitivity: Largest change of the query, a whole number >= 0: one number, not a vector.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Example:
+      >>> from jaxdp import accounting as acc
+      >>> acc.epsilon(acc.DiscreteGaussian(2.0), 1e-5) <= acc.epsilon(acc.Gaussian(1.9), 1e-5)
+      True
+
+    References:
+      Canonne, Kamath and Steinke 2020, arXiv:2004.00010.
+    """
+
+    standard_deviation: Any
+    sensitivity: Any = 1
+
+    def __post_init__(self):
+        _validate.non_negative("standard_deviation", self.standard_deviation)
+        _validate.count("sensitivity", self.sensitivity)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
+class RandomizedResponse(Event):
+    """A person's answer out of k, replaced with probability p by a uniformly random one.
+
+    The random one may be the true one. Neighbours differ in what one person answers.
+
+    Args:
+      noise_parameter: The probability p of a random answer, in [0, 1].
+      num_buckets: The number k of possible answers, a whole number >= 1.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Example:
+      >>> from jaxdp import accounting as acc
+      >>> round(acc.epsilon(acc.RandomizedResponse(0.5, 2), delta=0.0), 6)  # log(0.75 / 0.25)
+      1.098612
+
+    References:
+      Warner 1965, Randomized response; Kairouz, Bonawitz and Ramage 2016, arXiv:1602.07387.
+    """
+
+    noise_parameter: Any
+    num_buckets: Any
+
+    relations = (REPLACE_ONE,)
+
+    def __post_init__(self):
+        _validate.probability("noise_parameter", self.noise_parameter)
+        _validate.count("num_buckets", self.num_buckets)
+        if not _validate.is_traced(self.num_buckets) and self.num_buckets < 1:
+            _validate.refuse("num_buckets", self.num_buckets, "a whole number >= 1")
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoissonSampled(Event):
+    """Gaussian noise on a Poisson sample of which at most a given number of examples is kept.
+
+    Of a sample above the capacity, a uniformly random subset of that size is kept. One example
+    more can then push another one out: the truncation changes the guarantee.
+
+    Args:
+      sampling_probability: The probability that an example is in the sample, in [0, 1].
+      event: A composition of ``Gaussian`` events.
+      num_examples: Number of examples in the data set, taken as public.
+      max_batch_size: The capacity, a whole number >= 1.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Example:
+      >>> from jaxdp import accounting as acc
+      >>> step = acc.TruncatedPoissonSampled(
+      ...     0.005, acc.Gaussian(0.8), num_examples=50_000, max_batch_size=325)
+      >>> free = acc.PoissonSampled(0.005, acc.Gaussian(0.8))
+      >>> acc.epsilon(step * 1_000, 1e-5) > acc.epsilon(free * 1_000, 1e-5)
+      True
+
+    References:
+      Chua et al. 2024, arXiv:2411.04205; Ganesh 2024, arXiv:2411.14639.
+    """
+
+    sampling_probability: Any
+    event: Event
+    num_examples: Any = dataclasses.field(kw_only=True)
+    max_batch_size: Any = dataclasses.field(kw_only=True)
+
+    relations = (ADD_OR_REMOVE_ONE,)
+
+    def __post_init__(self):
+        _validate.probability("sampling_probability", self.sampling_probability)
+        _composition_of_gaussians("event", self.event)
+        for name in ("num_examples", "max_batch_size"):
+            _validate.count(name, getattr(self, name))
+        if not _validate.is_traced(self.max_batch_size) and self.max_batch_size < 1:
+            _validate.refuse("max_batch_size", self.max_batch_size, "a whole number >= 1")
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
+class SampledWithoutReplacement(Event):
+    """Gaussian noise on a uniformly random subset of a fixed size, drawn afresh.
+
+    Neighbours differ in one replaced example, and the noise of ``event`` is relative to the
+    sensitivity under replacement: twice the clip norm for clipped sums.
+
+    Args:
+      num_examples: Number of examples in the data set, a whole number >= 1, public.
+      batch_size: Size of the subset, a whole number from 0 to ``num_examples``.
+      event: A composition of ``Gaussian`` events.
+
+    Raises:
+      ValueError: if an argument is out of range.
+
+    Example:
+      >>> from jaxdp import accounting as acc
+      >>> step = acc.SampledWithoutReplacement(10_000, 100, acc.Gaussian(2.0))
+      >>> acc.epsilon(step * 100, 1e-5) < acc.epsilon(acc.Gaussian(2.0) * 100, 1e-5)
+      True
+
+    References:
+      Balle, Barthe and Gaboardi 2018, arXiv:1807.01647, Theorem 9; Zhu, Dong and Wang 2022,
+      arXiv:2106.08567, Theorem 11.
+    """
+
+    num_examples: Any
+    batch_size: Any
+    event: Event
+
+    relations = (REPLACE_ONE,)
+
+    def __post_init__(self):
+        _validate.count("num_examples", self.num_examples)
+        _validate.count("batch_size", self.batch_size)
+        _composition_of_gaussians("event", self.event)
+        if _validate.is_traced(self.num_examples, self.batch_size):
+            return
+        if self.num_examples < 1:
+            _validate.refuse("num_examples", self.num_examples, "a whole number >= 1")
+        if self.batch_size > self.num_examples:
+            _validate.refuse("batch_size", self.batch_size, f"at most {self.num_examples}")
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
+class Schedule(Event):
+    """Poisson-sampled Gaussians whose rate and noise change from step to step, as arrays.
+
+    The same as the composition of ``PoissonSampled(q[i], Gaussian(s[i])) * counts[i]``, in one
+    vectorised call.
+
+    Args:
+      sampling_probabilities: Probabilities in [0, 1], shape [n] or a scalar for all of them.
+      noise_multipliers: Noise multipliers >= 0, shape [n] or a scalar.
+      counts: How often each step is taken, whole numbers >= 0, shape [n] or a scalar.
+
+    Raises:
+      ValueError: if a number is out of range, or the shapes do not fit together.
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxdp import accounting as acc
+      >>> run = acc.Schedule(0.01, 0.999 ** np.arange(300))
+      >>> round(acc.epsilon(run, delta=1e-5, accountant="rdp"), 4)
+      2.5868
+    """
+
+    sampling_probabilities: Any
+    noise_multipliers: Any
+    counts: Any = 1
+
+    relations = (ADD_OR_REMOVE_ONE,)
+
+    def __post_init__(self):
+        checks = {
+            "sampling_probabilities": _validate.probability,
+            "noise_multipliers": _validate.non_negative,
+            "counts": _validate.count,
+        }
+        for name, check in checks.items():
+            column = getattr(self, name)
+            if np.ndim(column) > 1:
+                _validate.refuse(name, f"shape {np.shape(column)}", "a vector or a scalar")
+            if not _validate.is_traced(column):
+                for number in np.ravel(column).tolist():
+                    check(name, number)
+        try:
+            (size,) = np.broadcast_shapes(*(np.shape(getattr(self, name)) for name in checks), (1,))
+        except ValueError:
+            shapes = tuple(np.shape(getattr(self, name)) for name in checks)
+            _validate.refuse("noise_multipliers", f"shapes {shapes}", "of one length with the rest")
+        if size == 0:
+            _validate.refuse("noise_multipliers", "no steps", "at least one number")
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -191,3 +408,19 @@ def _only_gaussians(event: Event) -> bool:
     if isinstance(event, Composed):
         return all(_only_gaussians(part) for part in event.events)
     return isinstance(event, Gaussian)
+
+
+def _composition_of_gaussians(name: str, value: Any) -> None:
+    if not _only_gaussians(_event(name, value)):
+        _validate.refuse(name, value, "a composition of Gaussian events")
+
+
+def relations_of(event: Event) -> tuple[str, ...]:
+    """The neighbouring relations that a run can be accounted under: those that all parts allow."""
+    parts: tuple[Event, ...] = ()
+    if isinstance(event, Repeated):
+        parts = (event.event,)
+    elif isinstance(event, Composed):
+        parts = tuple(event.events)
+    allowed = [relations_of(part) for part in parts] or [event.relations]
+    return tuple(word for word in RELATIONS if all(word in words for words in allowed))

@@ -1,0 +1,191 @@
+r"""delta at an epsilon by the line integral of the moment at complex orders, with error bounds.
+
+With M(c) = E_P[e^(c L)] for the loss L of the whole run,
+
+.. math:: \delta(\epsilon) = \frac{1}{2 \pi} \int \frac{M(c + iy) e^{-(c + iy) \epsilon}}
+          {(c + iy)(1 + c + iy)} dy, \quad c > 0.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.accounting import complex_moment, saddle
+from jaxdp.accounting.saddle import Line, Run
+
+_CHUNK = 64  # nodes of the line in one go
+
+
+class Integral(NamedTuple):
+    """One line integral, over exp(scale)."""
+
+    value: Any  # the trapezoid sum
+    slope: Any  # minus its derivative in epsilon
+    bend: Any  # its second derivative
+    most_bend: Any  # bound on that around epsilon
+    error: Any  # bound on what rounding, the inner sums and the cut-off do to the value
+    scale: Any
+    chunks: Any  # int32, how many chunks of nodes it took
+
+
+def _sign(remove: jax.Array, dtype: Any) -> jax.Array:
+    return jnp.where(remove, 1.0, -1.0).astype(dtype)
+
+
+class _Step(NamedTuple):
+    """One component's part on one chunk of the line."""
+
+    log_moment: Any  # count * log of m, or of the part below the cut [nodes]
+    gap: Any  # count * (log m - log of the part below the cut) [nodes]
+    error: Any  # bound on the error of log_moment [nodes]
+    gap_error: Any
+    decay: Any  # log bound on |m| / m(c) beyond the chunk, times count
+    big: Any  # log bound on count * |part above the cut| / m(c) beyond the chunk
+
+
+def _component(line: Line, y, beyond, row, remove, *, rest: bool, cut: bool) -> _Step:
+    q, s, count = row
+    dtype = q.dtype
+    b = saddle.order_of(line.c, remove)
+    cuts = saddle.log_cut(line.cut, q)[None] if cut else jnp.zeros((0,), dtype)
+    contour = complex_moment.contour(
+        q, s, cuts, jnp.minimum(b, 0.0), jnp.maximum(b, 0.0), fine=cut
+    )
+    step = jnp.minimum(0.2, 1.0 / s)
+    shifts = step * jnp.asarray(complex_moment.SHIFTS, dtype)
+    first, last = (
+        complex_moment.log_norms(contour, b, at, shifts) for at in (y[0], y[-1])
+    )
+    at_rest = complex_moment.log_norms(contour, b, jnp.zeros_like(b), jnp.zeros((1,), dtype))
+    ulp = float(jnp.finfo(dtype).eps)
+    steps = jnp.asarray(complex_moment.SHIFTS, dtype)
+    apart = steps[None, :] - steps[:, None]
+    fall = 2.0 * math.pi * step / contour.spacing * jnp.abs(apart)
+
+    def alias(norm):
+        """How far the trapezoid rule of the inner sum is off, for each shift: up or down."""
+        reached = norm[..., None, :] - fall
+        up = jnp.min(jnp.where(apart > 0, reached, jnp.inf), axis=-1)
+        down = jnp.min(jnp.where(apart < 0, reached, jnp.inf), axis=-1)
+        return jnp.logaddexp(up, down) + math.log(2.0)
+
+    def worst(part):
+        """The larger of rounding and rule at either end, in ulps of the part at y = 0."""
+        most = jnp.maximum(getattr(first, part), getattr(last, part))
+        rule = jnp.maximum(alias(getattr(first, part)), alias(getattr(last, part)))
+        return jnp.maximum(most, rule - math.log(ulp)) - getattr(at_rest, part)[0]
+
+    cost = jnp.maximum(worst("excess"), worst("big")) if rest else worst("excess")
+    usable = (complex_moment.SHIFTS >= 0) & (complex_moment.SHIFTS < complex_moment.SHIFTS[-1])
+    best = jnp.argmin(jnp.where(usable, cost, jnp.inf))
+
+    def rule_error(part):
+        # Norms are log-convex in y: between two nodes they lie below the chord.
+        at = ((y - y[0]) / jnp.maximum(y[-1] - y[0], jnp.finfo(dtype).tiny))[:, None]
+        norm = getattr(first, part) * (1.0 - at) + getattr(last, part) * at
+        return jnp.exp(alias(norm)[:, best] - scale)
+
+    sign = _sign(remove, dtype)
+    # One scale for the component: its moment on the real axis, where that is large.
+    scale = jnp.where(at_rest.whole[0] > 1.0, at_rest.whole[0], 0.0)
+    found = complex_moment.moments(
+        contour, jax.lax.complex(b + 0.0 * y, sign * y), sign * shifts[best], scale + 0.0 * y
+    )
+    unit = jnp.exp(-scale)
+    m = unit + found.excess
+    small = found.small[:, 0] if cut else found.excess
+    log_small = jnp.where(scale > 0.0, scale + jnp.log(unit + small), complex_moment.log1p(small))
+    error = found.small_error[:, 0] if cut else found.error
+    error = error + rule_error("excess") + 8.0 * ulp * unit * (scale > 0.0)
+    gap, gap_error = jnp.zeros_like(small), jnp.zeros_like(error)
+    if cut:
+        big_error = found.big_error[:, 0]
+        if rest:
+            big_error = big_error + rule_error("big")
+        gap = complex_moment.log1p(found.big[:, 0] / (unit + small))
+        gap_error = big_error / jnp.abs(m)
+    decay = count * complex_moment.log_decay(contour, b, beyond)
+    log_big = jnp.full_like(decay, -jnp.inf)
+    if rest:
+        far = complex_moment.log_norms(contour, b, beyond, shifts[6:])
+        log_big = jnp.log(count) + jnp.min(far.big) - at_rest.whole[0] + math.log(2.0)
+    return _Step(
+        count * log_small,
+        count * gap,
+        count * error / jnp.abs(unit + small),
+        count * gap_error,
+        decay,
+        log_big,
+    )
+
+
+def integrate(
+    run: Run, epsilon, line: Line, remove, tolerance, most_chunks, *, rest: bool, cut: bool
+) -> Integral:
+    """The part of delta above the cut (``rest``), below it (``cut`` alone), or all of it."""
+    dtype = epsilon.dtype
+    ulp = float(jnp.finfo(dtype).eps)
+    c = line.c
+    scale = line.log_moment - c * epsilon
+    rows = (run.q, run.s, run.count)
+
+    def add_chunk(carry):
+        index, sums, _, top = carry
+        grid = (index * _CHUNK + jnp.arange(_CHUNK)).astype(dtype)
+        y = line.spacing * grid
+        beyond = y[-1] + line.spacing
+        x = jax.lax.complex(c + 0.0 * y, y)
+        gaussian = 0.5 * x * (1.0 + x) * run.mu_squared
+        def add(total, row):
+            step = _component(line, y, beyond, row, remove, rest=rest, cut=cut)
+            log_big = jnp.logaddexp(total.big, step.big)
+            total = _Step(*(a + b for a, b in zip(total, step, strict=True)))
+            return total._replace(big=log_big), None
+
+        nothing = jnp.zeros_like(y)
+        start = _Step(
+            gaussian, nothing + 0.0 * x, nothing, nothing,
+            -0.5 * beyond * beyond * run.mu_squared, jnp.full((), -jnp.inf, dtype),
+        )  # fmt: skip
+        total, _ = jax.lax.scan(add, start, rows)
+        weight = jnp.where(grid == 0, 0.5, 1.0) * (line.spacing / math.pi)
+        term = jnp.exp(total.log_moment - x * epsilon - scale) / (x * (1.0 + x)) * weight
+        relative = total.error + ulp * (16.0 + jnp.abs(total.log_moment) + jnp.abs(x) * epsilon)
+        size = jnp.abs(term)
+        if rest:
+            factor = complex_moment.expm1(total.gap)
+            grown = jnp.abs(jnp.exp(total.gap))
+            error = size * (jnp.abs(factor) * relative + grown * (total.gap_error + ulp * 8.0 * jnp.abs(total.gap)))
+            term, size = term * factor, size * jnp.abs(factor)
+        else:
+            error = size * relative
+        new = (
+            jnp.sum(term.real),
+            jnp.sum((term * x).real),
+            jnp.sum((term * x * x).real),
+            jnp.sum(size * jnp.abs(x) ** 2),
+            jnp.sum(error),
+        )
+        # The first node lies on the real axis; the rest is bounded through the whole law.
+        real = (total.log_moment + total.gap if rest else total.log_moment)[0].real
+        top = jnp.where(index == 0, real, top)
+        beyond_gaussian = -0.5 * beyond * beyond * run.mu_squared
+        decay = total.big + beyond_gaussian if rest else total.decay
+        log_tail = jnp.log(1.0 / beyond + line.spacing / beyond / beyond) - math.log(math.pi)
+        log_tail = log_tail + decay + top - c * epsilon - scale
+        tail = jnp.exp(jnp.minimum(log_tail, 80.0))
+        sums = tuple(old + part for old, part in zip(sums, new, strict=True))
+        return index + 1, sums, tail, top
+
+    def unfinished(carry):
+        index, sums, tail, _ = carry
+        unsettled = (index == 0) | ((tail > tolerance * jnp.abs(sums[0])) & jnp.isfinite(sums[0]))
+        return (index < most_chunks) & unsettled
+
+    zero = jnp.zeros((), dtype)
+    start = (jnp.zeros((), jnp.int32), (zero,) * 5, jnp.full((), jnp.inf, dtype), zero)
+    index, sums, tail, _ = jax.lax.while_loop(unfinished, add_chunk, start)
+    value, slope, bend, most_bend, error = sums
+    return Integral(value, slope, bend, most_bend, error + tail, scale, index)

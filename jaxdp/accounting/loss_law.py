@@ -1,0 +1,410 @@
+r"""Privacy-loss laws of single steps, moved outward onto an equispaced grid.
+
+For a dominating pair (P, Q) the loss is :math:`y = \log dP/dQ`. Its law under P, together with
+:math:`dQ = e^{-y} dP`, says everything: delta(eps) is the mean of (1 - e^(eps - y))_+ under P.
+
+**Pessimistic.** A cell [y_i, y_i + h] with the P-mass p and the Q-mass q gives the masses
+
+.. math:: w_{up} = (p - q e^{y_i}) / (1 - e^{-h}), \qquad w_{down} = p - w_{up}
+
+to its two ends, which keeps p and q (Doroshenko et al. 2022, "connect the dots"). Under Q the
+ratio e^y is thereby spread at an unchanged mean, so the mean of every convex function of it grows,
+(e^y - alpha)_+ among them for every alpha: the new pair dominates the old one, and dominance
+survives composition. What lies below the grid moves up to its first point, what lies above moves
+to an infinite loss: both increase the loss, and with it delta.
+
+**Rounding.** Narrow cells are integrated by Gauss-Legendre, all terms positive; in wide ones
+p - q e^{y_i} is taken from the difference of the two base laws, which is small where losses are.
+So a computed mass is the mass of a law whose losses are off by a few ulps, times 1 + a few ulps:
+``LOCATION_ULPS`` and ``MASS_ULPS`` bound the two, and whoever composes laws pays for them.
+
+Three maps make a loss y out of the loss z of the mechanism itself: removing an example from
+a sample of rate q gives :math:`\log(1 - q + q e^z)`, adding one its negative under Q.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import erfc
+
+from jaxdp import _validate
+from jaxdp.accounting.composition import Steps
+
+LOCATION_ULPS = 512.0
+MASS_ULPS = 512.0
+# An atom this near to a grid point, in units of the spacing, is moved onto it.
+SNAP = 2.0**-30
+# More atoms than this and a lattice is refused.
+_MOST_ATOMS = 2**21
+
+_NODES, _WEIGHTS = (0.5 * part for part in np.polynomial.legendre.leggauss(6))
+_SQRT_HALF = math.sqrt(0.5)
+
+
+class Laws(NamedTuple):
+    """Rows of one kind: its name, its parameters as columns of one length, and the counts."""
+
+    kind: str
+    columns: tuple[np.ndarray, ...]
+    count: np.ndarray
+
+
+class Masses(NamedTuple):
+    """A law on a grid: P-masses, that of an infinite loss, and what came from below the grid."""
+
+    grid: jax.Array
+    infinite: jax.Array
+    below: jax.Array
+
+
+def _laws(kind: str, columns: tuple[Any, ...], count: Any) -> Laws:
+    columns = tuple(np.atleast_1d(np.asarray(column, np.float64)) for column in columns)
+    return Laws(kind, columns, np.atleast_1d(np.asarray(count, np.float64)))
+
+
+def _kept(columns: tuple[Any, ...], released: Any) -> tuple[np.ndarray, ...]:
+    return tuple(np.asarray(column, np.float64)[np.asarray(released)] for column in columns)
+
+
+def _inverse(noise: Any) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return 1.0 / np.asarray(noise, np.float64)
+
+
+def _log_binomial(n: float, q: float, j: np.ndarray) -> np.ndarray:
+    log_factorial = np.vectorize(math.lgamma, otypes=[float])
+    log_choose = math.lgamma(n + 1) - log_factorial(j + 1.0) - log_factorial(n - j + 1.0)
+    return log_choose + j * math.log(q) + (n - j) * math.log1p(-q)
+
+
+def _overflow(n: float, q: float, capacity: float) -> tuple[float, float]:
+    """For n others: the probability that they fill the capacity, and of being in all the same.
+
+    P(X >= B) and P(in | X >= B) with X ~ Bin(n, q): the one more is sampled with probability q and
+    kept with probability B / (X + 1). Both are rounded up by more than lgamma's error.
+    """
+    if n < capacity or q == 0.0:
+        return 0.0, 0.0
+    if q == 1.0:
+        return 1.0, capacity / (n + 1.0)
+    spread = math.sqrt(n * q * (1.0 - q)) + 1.0
+    # Beyond 40 standard deviations and 200 the terms are below 1e-60 of the largest.
+    last = min(n, max(capacity, n * q) + 40.0 * spread + 200.0)
+    first = max(capacity, math.floor(n * q - 40.0 * spread - 200.0))
+    j = np.arange(first, math.floor(last) + 1.0)
+    terms = np.exp(_log_binomial(n, q, j))
+    margin = 1.0 + 1e-14 * (1.0 + n * math.log(n + 2.0)) / 16.0 + 1e-12
+    filled = terms.sum()
+    if filled <= 0.0:  # below the smallest number there is
+        return np.finfo(float).tiny, q
+    kept = (terms * capacity / (j + 1.0)).sum() / filled
+    return min(filled * margin, 1.0), min(q * kept * margin, q)
+
+
+def laws_of(steps: Steps, add: bool) -> list[Laws]:
+    """The loss laws of a run's steps in one direction; mechanisms without a loss are left out.
+
+    Args:
+      steps: The run, with numbers that are known.
+      add: False for the pair of (with, without) the example, True for the reverse. Symmetric
+        mechanisms have the same law both ways.
+    """
+    side = "add" if add else "remove"
+    found: list[Laws] = []
+    if steps.gaussian is not None and steps.gaussian > 0.0:
+        found.append(_laws("gaussian_remove", (1.0, math.sqrt(steps.gaussian)), 1.0))
+    if steps.laplace is not None:
+        scale, count = _kept(steps.laplace, steps.laplace[1] > 0.0)
+        found.append(_laws("laplace_remove", (np.ones_like(scale), _inverse(scale)), count))
+    for kind, rows in (
+        (f"gaussian_{side}", steps.sampled_gaussian),
+        (f"laplace_{side}", steps.sampled_laplace),
+        ("without_replacement", steps.without_replacement),
+    ):
+        if rows is not None:
+            q, scale, count = _kept(rows, (rows[2] > 0.0) & (rows[0] > 0.0) & (rows[1] < np.inf))
+            found.append(_laws(kind, (q, _inverse(scale)), count))
+    if steps.truncated_gaussian is not None:
+        q, s, n, capacity, count = steps.truncated_gaussian
+        released = (count > 0.0) & (q > 0.0) & (s < np.inf)
+        q, s, n, capacity, count = _kept(steps.truncated_gaussian, released)
+        odds = np.array([_overflow(*row) for row in zip(n, q, capacity, strict=True)])
+        odds = odds.reshape(-1, 2)
+        # The two shares add up to a little more than 1, since the first is rounded up.
+        shares = (odds[:, 0], np.minimum(1.0 - odds[:, 0] * (1.0 - 1e-6), 1.0))
+        found.append(_laws(f"truncated_{side}", (*shares, odds[:, 1], q, _inverse(s)), count))
+    if steps.randomized_response is not None:
+        for p, k, count in zip(*steps.randomized_response, strict=True):
+            if count > 0.0 and k > 1.0 and p < 1.0:
+                loss = math.log1p((1.0 - p) * k / p) if p > 0.0 else math.inf
+                other = p / k
+                losses, masses = [[loss, -loss, 0.0]], [[1.0 - p + other, other, other * (k - 2.0)]]
+                found.append(Laws("lattice", (np.array(losses), np.array(masses)), np.array([count])))
+    if steps.discrete_gaussian is not None:
+        for s, sensitivity, count in zip(*steps.discrete_gaussian, strict=True):
+            if count > 0.0 and sensitivity > 0.0 and s < math.inf:
+                found.append(_discrete_gaussian(s, sensitivity, count))
+    return [laws for laws in found if laws.count.size]
+
+
+def _discrete_gaussian(s: float, sensitivity: float, count: float) -> Laws:
+    """Atoms of the loss of two lattices, k + D under P against k under Q: (2 k D + D^2) / 2 s^2."""
+    if s == 0.0:
+        return Laws("lattice", (np.array([[math.inf]]), np.array([[1.0]])), np.array([count]))
+    # Masses beyond 39 standard deviations are below 1e-330: no number.
+    reach = math.ceil(39.0 * s) + 1
+    if 2 * reach + 1 > _MOST_ATOMS:
+        _validate.refuse("standard_deviation", s, f"at most {_MOST_ATOMS // 80} for this accountant")
+    k = np.arange(-reach, reach + 1.0)
+    masses = np.exp(-0.5 * (k / s) ** 2)
+    losses = (2.0 * k * sensitivity + sensitivity**2) / (2.0 * s * s)
+    return Laws("lattice", (losses[None], masses[None] / masses.sum()), np.array([count]))
+
+
+# ---- maps between losses
+
+
+def sampled_loss(z: jax.Array, q: jax.Array) -> jax.Array:
+    """log(1 - q + q e^z)."""
+    large = z > 30.0
+    shifted = z + jnp.log(q)
+    far = shifted + jnp.log1p((1.0 - q) * jnp.exp(-jnp.where(large, shifted, 0.0)))
+    return jnp.where(large, far, jnp.log1p(q * jnp.expm1(jnp.where(large, 0.0, z))))
+
+
+def _unsampled_loss(y: jax.Array, q: jax.Array) -> jax.Array:
+    """The z that sampling at rate q turns into y; -inf where there is none."""
+    large = y > 30.0
+    far = y - jnp.log(q) + jnp.log1p(-(1.0 - q) * jnp.exp(-jnp.where(large, y, 30.0)))
+    ratio = jnp.expm1(jnp.where(large, 0.0, y)) / q
+    near = jnp.log1p(jnp.maximum(ratio, -1.0))
+    return jnp.where(large, far, jnp.where(q < 1.0, near, y))
+
+
+# ---- cells of continuous laws
+
+
+def _split(first: jax.Array, y: jax.Array, h: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The shares of a mass at y that the lower and the upper end of its cell get."""
+    into = jnp.clip(y - first, 0.0, h)
+    whole = -jnp.expm1(-h)
+    return jnp.exp(-into) * -jnp.expm1(into - h) / whole, -jnp.expm1(-into) / whole
+
+
+def _normal_mass(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The standard normal mass of [a, b], a <= b, without cancellation in the tails."""
+    flip = a + b < 0.0
+    low, high = jnp.where(flip, -b, a), jnp.where(flip, -a, b)
+    return 0.5 * (erfc(low * _SQRT_HALF) - erfc(high * _SQRT_HALF))
+
+
+def _normal_density(x: jax.Array) -> jax.Array:
+    return jnp.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
+
+
+class _Gaussian(NamedTuple):
+    """The base pair N(mu, 1), N(0, 1), in the coordinate x with z = mu x - mu^2 / 2."""
+
+    mu: jax.Array
+
+    def coordinate(self, z):
+        return z / self.mu + 0.5 * self.mu
+
+    def loss(self, x):
+        return self.mu * (x - 0.5 * self.mu)
+
+    def masses(self, a, b):  # under Q and under P
+        return _normal_mass(a, b), _normal_mass(a - self.mu, b - self.mu)
+
+    def densities(self, x):
+        return _normal_density(x), _normal_density(x - self.mu)
+
+    def rate(self, x):  # how fast the logarithm of an integrand may change
+        return 1.0 + jnp.abs(x) + 2.0 * self.mu
+
+
+class _Laplace(NamedTuple):
+    """The continuous part of the base pair of Laplace laws, in the coordinate z, |z| < r."""
+
+    r: jax.Array
+
+    def coordinate(self, z):
+        return jnp.clip(z, -self.r, self.r)
+
+    def loss(self, z):
+        return z
+
+    def masses(self, a, b):
+        width = -jnp.expm1(-0.5 * (b - a))
+        return 0.5 * jnp.exp(-0.5 * (a + self.r)) * width, 0.5 * jnp.exp(0.5 * (b - self.r)) * width
+
+    def densities(self, z):
+        return 0.25 * jnp.exp(-0.5 * (z + self.r)), 0.25 * jnp.exp(0.5 * (z - self.r))
+
+    def rate(self, z):
+        return 2.0 + 0.0 * z
+
+
+class _Cells(NamedTuple):
+    """What each cell gives to its two ends, and the masses beyond the first and the last point."""
+
+    down: jax.Array
+    up: jax.Array
+    below: jax.Array
+    above: jax.Array
+
+    def masses(self) -> Masses:
+        none = jnp.zeros(1, self.up.dtype)
+        down, up = jnp.concatenate([self.down, none]), jnp.concatenate([self.below[None], self.up])
+        return Masses(down + up, self.above, self.below)
+
+
+def _cells(base: Any, q: jax.Array, y: jax.Array, h: jax.Array, add: bool) -> _Cells:
+    """A continuous base law after sampling, on the grid y of spacing h."""
+    x = base.coordinate(_unsampled_loss(-y if add else y, q))
+    a, b, first = (x[1:], x[:-1], y[:-1]) if add else (x[:-1], x[1:], y[:-1])
+
+    def mass(low, high):  # under P
+        without, with_it = base.masses(low, high)
+        return without if add else (1.0 - q) * without + q * with_it
+
+    without, with_it = base.masses(a, b)
+    total = mass(a, b)
+    gap = q * (with_it - without)
+    bounded = jnp.minimum(first, 600.0)
+    inward = -without * jnp.expm1(bounded)
+    inward = inward - jnp.exp(bounded) * gap if add else inward + gap
+    up = jnp.where(first < 600.0, jnp.clip(inward / -jnp.expm1(-h), 0.0, total), total)
+    down = total - up
+
+    finite = jnp.isfinite(a) & jnp.isfinite(b)
+    left, width = jnp.where(finite, a, 0.0), jnp.where(finite, b - a, 1.0)
+    narrow = finite & (width * base.rate(left + 0.5 * width) < 1.0)
+    narrow_down, narrow_up = jnp.zeros_like(up), jnp.zeros_like(up)
+    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+        place = left + (0.5 + node) * width
+        low, high = base.densities(place)
+        density = weight * width * (low if add else (1.0 - q) * low + q * high)
+        loss = sampled_loss(base.loss(place), q)
+        to_lower, to_upper = _split(first, -loss if add else loss, h)
+        narrow_down = narrow_down + density * to_lower
+        narrow_up = narrow_up + density * to_upper
+    low_end, high_end = base.coordinate(jnp.asarray([-jnp.inf, jnp.inf], y.dtype))
+    return _Cells(
+        jnp.where(narrow, narrow_down, down),
+        jnp.where(narrow, narrow_up, up),
+        mass(x[0], high_end) if add else mass(low_end, x[0]),
+        mass(low_end, x[-1]) if add else mass(x[-1], high_end),
+    )
+
+
+def _atoms(losses: jax.Array, masses: jax.Array, y: jax.Array, h: jax.Array) -> Masses:
+    """Atoms at given losses, spread over the ends of their cells."""
+    size = y.shape[0]
+    place = (losses - y[0]) / h
+    near = jnp.round(place)
+    snapped = jnp.abs(place - near) < SNAP
+    cell = jnp.clip(jnp.where(snapped, near, jnp.floor(place)), 0, size - 1)
+    lower, upper = _split(0.0, (jnp.where(snapped, cell, place) - cell) * h, h)
+    outside = (place > size - 1) & ~(snapped & (near <= size - 1))
+    under = (place < 0.0) & ~(snapped & (near >= 0))
+    inside = jnp.where(outside | under, 0.0, masses)
+    index = cell.astype(jnp.int32)
+    grid = jnp.zeros_like(y).at[index].add(inside * lower)
+    grid = grid.at[jnp.minimum(index + 1, size - 1)].add(inside * upper)
+    below = jnp.sum(jnp.where(under, masses, 0.0))
+    return Masses(grid.at[0].add(below), jnp.sum(jnp.where(outside, masses, 0.0)), below)
+
+
+def _sum(*parts: Masses) -> Masses:
+    return Masses(*(sum(fields[1:], fields[0]) for fields in zip(*parts, strict=True)))
+
+
+def _gaussian(columns: Any, y: jax.Array, h: jax.Array, add: bool) -> Masses:
+    q, mu = columns
+    return _cells(_Gaussian(mu), q, y, h, add).masses()
+
+
+def _laplace(columns: Any, y: jax.Array, h: jax.Array, add: bool) -> Masses:
+    q, r = columns
+    losses, without, with_it = _laplace_atoms(q, r)
+    masses = without if add else (1.0 - q) * without + q * with_it
+    return _sum(
+        _cells(_Laplace(r), q, y, h, add).masses(),
+        _atoms(-losses if add else losses, masses, y, h),
+    )
+
+
+def _laplace_atoms(q: Any, r: Any) -> tuple[Any, Any, Any]:
+    """Both ends: the losses after sampling, the masses without and with the example."""
+    ends = jnp.stack([-r, r])
+    low, high = jnp.full_like(r, 0.5), 0.5 * jnp.exp(-r)
+    losses = jnp.where(q < 1.0, sampled_loss(ends, q), ends)
+    return losses, jnp.stack([low, high]), jnp.stack([high, low])
+
+
+def _truncated(columns: Any, y: jax.Array, h: jax.Array, add: bool) -> Masses:
+    """Sampled, or where the capacity is full, sampled in exchange for another example.
+
+    Whether the others alone fill the capacity B does not depend on the example. If they do, what
+    the batch holds without it is a uniform B-subset of the others, whatever their number; with
+    it, one of the subset has been replaced with probability c. Given the rest of the subset
+    and who would be replaced, that is a pair (1-c) N(z) + c N(x) against N(z), with x and z at
+    most twice the sensitivity apart: the sampled Gaussian at rate c and 2 mu. Revealing which of
+    the two happened only adds information: the loss law is the mixture of the two.
+    """
+    full, rest, c, q, mu = columns
+    some = jnp.where(c > 0.0, c, q)
+    exchanged = _gaussian((some, 2.0 * mu), y, h, add)
+    sampled = _gaussian((q, mu), y, h, add)
+    return Masses(*(full * e + rest * s for e, s in zip(exchanged, sampled, strict=True)))
+
+
+def _without_replacement(columns: Any, y: jax.Array, h: jax.Array, add: bool) -> Masses:
+    """The removal law for losses above 0, the addition law below, an atom at 0 for what is left.
+
+    Zhu, Dong and Wang 2022, Theorem 11: the hockey-stick divergence of order alpha is at most
+    that of ((1-q)Q + qP, Q) for alpha >= 1 and of (P, (1-q)P + qQ) for alpha < 1, with (P, Q) the
+    pair under replacement. A profile fixes the loss law piece by piece; at alpha = 1 the two
+    agree in value and differ in slope, and that is the atom, (1-q) (2 Phi(mu/2) - 1).
+    """
+    del add  # replacement is symmetric
+    q, mu = columns
+    y = jnp.where(jnp.abs(y) < 0.25 * h, 0.0, y)  # the grid has 0 in it
+    removed, added = (_cells(_Gaussian(mu), q, y, h, side) for side in (False, True))
+    positive = y[:-1] >= 0.0
+    cells = _Cells(
+        jnp.where(positive, removed.down, added.down),
+        jnp.where(positive, removed.up, added.up),
+        added.below,
+        removed.above,
+    )
+    atom = (1.0 - q) * _normal_mass(-0.5 * mu, 0.5 * mu)
+    grid, infinite, below = cells.masses()
+    return Masses(grid + jnp.where(y == 0.0, atom, 0.0), infinite, below)
+
+
+def _lattice(columns: Any, y: jax.Array, h: jax.Array, add: bool) -> Masses:
+    del add  # symmetric
+    return _atoms(*columns, y, h)
+
+
+_KINDS = {
+    "gaussian": _gaussian,
+    "laplace": _laplace,
+    "truncated": _truncated,
+    "without_replacement": _without_replacement,
+    "lattice": _lattice,
+}
+
+
+def masses(kind: str, columns: Any, start: jax.Array, h: jax.Array, size: int) -> Masses:
+    """The pessimistic masses of one law on start + h * (0, 1, ..., size - 1)."""
+    y = start + h * jnp.arange(size, dtype=h.dtype)
+    name, _, side = kind.partition("_")
+    if name not in _KINDS:
+        name, side = kind, ""
+    return _KINDS[name](columns, y, h, side == "add")

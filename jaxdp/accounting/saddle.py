@@ -1,0 +1,223 @@
+"""Where to integrate: the real orders, spacings and cut that make the line integral short."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.accounting import complex_moment
+
+# Orders around that of Renyi DP, and cuts below the epsilon that it gives, as powers of two.
+_ORDERS = 2.0 ** np.arange(-4.0, 5.01, 0.25)
+_CUTS = 2.0 ** -np.arange(0.0, 12.0)
+
+
+class Run(NamedTuple):
+    """A run of Gaussians and Poisson-sampled Gaussians."""
+
+    mu_squared: Any  # scalar, of all Gaussians without sampling
+    q: Any  # sampling probability [n]
+    s: Any  # noise multiplier [n]
+    count: Any  # [n]
+
+
+class Table(NamedTuple):
+    """Logs of moments of the whole run on real orders."""
+
+    c: Any  # the orders less one [m], ascending
+    cut: Any  # losses of one step at which to split [k]
+    whole: Any  # log M(c) [m]
+    small: Any  # log S(c, cut), of runs with no jump above the cut [m, k]
+    big: Any  # log (M - S)(c, cut) [m, k]
+    big_mass: Any  # log probability of a jump above the cut, under P [k]
+
+
+class Line(NamedTuple):
+    """One line integral: delta's part from the whole law, or from one side of a cut."""
+
+    c: Any  # real part of the line, > 0
+    spacing: Any  # of the nodes
+    cut: Any  # loss of one step at which to split; infinite for none
+    log_moment: Any  # of the part, at c: about how large the integrand is
+
+
+def log_cut(cut: jax.Array, q: jax.Array) -> jax.Array:
+    """The log of q e^z where a step's loss reaches the cut: (1 - q) (e^cut - 1)."""
+    tiny = jnp.finfo(cut.dtype).tiny
+    log_excess = jnp.where(cut > 1.0, cut, 0.0) + jnp.log(
+        jnp.where(cut > 1.0, -jnp.expm1(-cut), jnp.expm1(jnp.minimum(cut, 1.0))) + tiny
+    )
+    return jnp.log1p(-q) + log_excess
+
+
+def order_of(c: jax.Array, remove: jax.Array) -> jax.Array:
+    """The power of the likelihood ratio, P over Q, whose mean under Q is the moment at c."""
+    return jnp.where(remove, 1.0 + c, -c)
+
+
+def _log_chernoff(c: jax.Array) -> jax.Array:
+    """log of the largest (1 - e^-x) e^(-c x): delta is at most this times M(c) e^(-c epsilon)."""
+    return c * jnp.log(c) - (1.0 + c) * jnp.log1p(c)
+
+
+def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Table:
+    """The moments at the orders around c, for cuts below epsilon."""
+    dtype = c.dtype
+    cs = c * jnp.asarray(_ORDERS, dtype)
+    cuts = epsilon * jnp.asarray(_CUTS, dtype)
+    # The last order, c = 0, measures probability under P.
+    orders = order_of(jnp.append(cs, 0.0), remove)
+    complex_orders = orders.astype(jnp.result_type(dtype, jnp.complex64))
+    # Orders far above c serve only to see that the moment is huge there.
+    top = order_of(4.0 * c, remove)
+    zero = jnp.zeros((), dtype)
+    highest = math.exp(0.98 * complex_moment.overflow(dtype))
+
+    def add(totals, row):
+        q, s, count = row
+
+        line = complex_moment.contour(
+            q, s, log_cut(cuts, q), jnp.minimum(top, 0.0), jnp.maximum(top, 1.0)
+        )
+        found = complex_moment.moments(line, complex_orders, zero, jnp.zeros_like(orders))
+        trusted = jnp.where(found.excess.real < highest, found.excess.real, jnp.inf)
+        lesser = jnp.where(found.small.real < highest, found.small.real, jnp.inf)
+        m = 1.0 + found.excess.real[:, None]
+        share = jnp.clip(found.big.real / m, 0.0, 1.0)
+        return (
+            totals[0] + count * jnp.log1p(trusted),
+            totals[1] + count * jnp.log1p(lesser),
+            totals[2] - count * jnp.log1p(-share),
+        ), None
+
+    gaussian = 0.5 * cs * (1.0 + cs) * run.mu_squared
+    gaussian = jnp.append(gaussian, 0.0)
+    many = jnp.zeros((orders.size, cuts.size), dtype)
+    start = (gaussian, many + gaussian[:, None], many)
+    (whole, small, gap), _ = jax.lax.scan(add, start, (run.q, run.s, run.count))
+    # A moment that overflows is infinite, and its line of no use. The contour ends at four
+    # times c: what jumps add beyond was not summed.
+    whole = jnp.where(jnp.isfinite(whole), whole, jnp.inf)
+    summed = (cs <= 4.0 * c) & jnp.isfinite(whole[:-1])
+    big = jnp.where(jnp.isfinite(whole)[:, None], whole[:, None] + jnp.log(-jnp.expm1(-gap)), jnp.inf)
+    return Table(
+        cs,
+        cuts,
+        jnp.where(summed, whole[:-1], jnp.inf),
+        jnp.where(jnp.isfinite(small), small, jnp.inf)[:-1],
+        jnp.where(summed[:, None], big[:-1], jnp.inf),
+        big[-1],
+    )
+
+
+class Plan(NamedTuple):
+    """How to integrate at one epsilon."""
+
+    main: Line  # for the whole law, or for the part below the cut
+    rest: Line  # for the part above the cut
+    split: Any  # bool scalar, whether there is a cut
+    left_out: Any  # log of a bound on what `main` would give, where it is left out; else -inf
+
+
+class _Part(NamedTuple):
+    line: Line
+    log_height: Any  # log of the integrand at its peak
+    log_bound: Any  # log of the Chernoff bound on delta
+    nodes: Any  # about how many nodes it takes for each 1 / width of the law
+
+
+def _part(log_moment, table, epsilon, log_mass, wanted, cut, width) -> _Part:
+    """Order and spacing for one part of the law, given its log-moments.
+
+    The trapezoid rule with spacing h adds e^(k c P) delta(epsilon + k P), P = 2 pi / h, for every
+    k != 0. To the left delta is at most the part's mass; to the right at most what a larger order
+    says (Chernoff).
+    """
+    c = table.c
+    height = log_moment - c * epsilon - jnp.log(c) - jnp.log1p(c)
+    height = jnp.where(jnp.isfinite(height), height, jnp.inf)
+    chernoff = log_moment - c * epsilon + _log_chernoff(c)
+    chernoff = jnp.where(jnp.isfinite(chernoff), chernoff, jnp.inf)
+    gap = c[None, :] - c[:, None]
+    right = jnp.where(gap > 0.0, (chernoff[None, :] - wanted) / jnp.where(gap > 0.0, gap, 1.0), jnp.inf)
+    periods = jnp.maximum(jnp.maximum(log_mass - wanted, 1.0) / c, jnp.min(right, axis=1))
+    # A peak fifty times the least costs little, if the period is shorter for it.
+    allowed = height <= jnp.min(height) + 4.0
+    at = jnp.argmin(jnp.where(allowed, periods, jnp.inf))
+    period = periods[at]
+    deviation, skewness = _shape(log_moment, c, at)
+    # A law that is not spread over many jumps has a transform that falls off slowly.
+    reach = width(jnp.where(skewness < 0.25, deviation, 0.0))
+    line = Line(c[at], 2.0 * math.pi / period, cut, log_moment[at])
+    return _Part(line, height[at], jnp.minimum(jnp.min(chernoff), 0.0), reach * period)
+
+
+def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, split: jax.Array) -> Plan:
+    """The lines for one epsilon, at which delta is about exp(log_delta)."""
+    dtype = epsilon.dtype
+    double = dtype == jnp.float64
+    wanted = log_delta + math.log(1e-12 if double else 1e-7)
+    room = log_delta + math.log(1e6 if double else 300.0)
+    none = jnp.asarray(jnp.inf, dtype)
+    whole = _part(table.whole, table, epsilon, 0.0, wanted, none, lambda sd: 1.0 / sd)
+
+    def at(small, big, big_mass, cut):
+        jump = jnp.minimum(jnp.expm1(cut), 2.0)
+        below = _part(
+            small, table, epsilon, 0.0, wanted, cut,
+            lambda sd: 9.0 / sd,
+        )  # fmt: skip
+        above = _part(big, table, epsilon, big_mass, wanted, cut, lambda sd: 55.0 / jump)
+        negligible = below.log_bound <= wanted
+        cost = above.nodes + jnp.where(negligible, 0.0, below.nodes)
+        usable = (above.log_height <= room) & (negligible | (below.log_height <= room))
+        cost = jnp.where(usable & jnp.isfinite(cost), cost, jnp.inf)
+        return below, above, negligible, cost
+
+    below, above, negligible, cost = jax.vmap(at, in_axes=(1, 1, 0, 0))(
+        table.small, table.big, table.big_mass, table.cut
+    )
+    best = jnp.argmin(cost)
+    split = split & (cost[best] < jnp.inf)
+    below, above = jax.tree.map(lambda leaf: leaf[best], (below, above))
+    main = jax.tree.map(lambda a, b: jnp.where(split, a, b), below.line, whole.line)
+    left_out = jnp.where(split & negligible[best], below.log_bound, -jnp.inf)
+    return Plan(main, above.line, split, left_out)
+
+
+def _shape(log_moment: jax.Array, c: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Standard deviation and skewness of the tilted loss, from differences in c."""
+    at = jnp.clip(at, 1, c.size - 3)
+    near = jnp.stack([at - 1, at, at + 1, at + 2])
+    x, k = c[near], log_moment[near]
+    first = (k[1:] - k[:-1]) / (x[1:] - x[:-1])
+    second = (first[1:] - first[:-1]) / (x[2:] - x[:-2])
+    third = (second[1] - second[0]) / (x[3] - x[0])
+    curvature = 2.0 * second[0]
+    valid = curvature > 0.0
+    deviation = jnp.sqrt(jnp.where(valid, curvature, 1.0))
+    skewness = 6.0 * third / deviation**3
+    return (
+        jnp.where(valid, deviation, jnp.nan),
+        jnp.where(valid & jnp.isfinite(third), jnp.abs(skewness), jnp.inf),
+    )
+
+
+def chernoff(table: Table, log_delta: jax.Array) -> jax.Array:
+    """An epsilon at which delta is enough, by the best order of the table."""
+    epsilons = (table.whole + _log_chernoff(table.c) - log_delta) / table.c
+    return jnp.maximum(jnp.min(jnp.where(jnp.isfinite(epsilons), epsilons, jnp.inf)), 0.0)
+
+
+def guess(table: Table, log_delta: jax.Array) -> jax.Array:
+    """About the epsilon at delta, by the saddle-point approximation."""
+    c, k = table.c, table.whole
+    usable = jnp.isfinite(k)
+    at = jnp.argmin(jnp.where(usable, (k + _log_chernoff(c) - log_delta) / c, jnp.inf))
+    deviation, _ = _shape(k, c, at)
+    curvature = deviation**2 + 1.0 / c[at] ** 2 + 1.0 / (1.0 + c[at]) ** 2
+    area = jnp.log(c[at]) + jnp.log1p(c[at]) + 0.5 * jnp.log(2.0 * math.pi * curvature)
+    value = (k[at] - area - log_delta) / c[at]
+    return jnp.where(jnp.isfinite(value), value, jnp.inf)

@@ -1,0 +1,3 @@
+"""The command line: epsilon, calibrate, compare, plot."""
+
+from jaxdp.cli.commands import main as main

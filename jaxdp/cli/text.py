@@ -1,0 +1,38 @@
+"""Numbers as text and back: nothing printed is smaller than what it stands for."""
+
+import argparse
+import decimal
+import math
+from fractions import Fraction
+
+_DIGITS = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
+
+
+def rounded_up(value: float) -> str:
+    """Six significant digits, rounded up: a bound stays a bound when it is copied."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{_DIGITS.create_decimal(decimal.Decimal(value)):g}"
+
+
+def number(text: str) -> Fraction:
+    """A finite number such as 0.01, 1e-5 or 1/75, exactly: 3 / (1/75) is then 225."""
+    try:
+        parts = [Fraction(float(part)) for part in text.split("/")]
+        if len(parts) > 2:
+            raise ValueError
+        value = parts[0] / parts[1] if len(parts) == 2 else parts[0]
+        float(value)  # too large a quotient is refused here
+        return value
+    except (ValueError, OverflowError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(
+            f"must be a finite number such as 0.01, 1e-5 or 1/75, got {text!r}"
+        ) from None
+
+
+def whole(text: str) -> int:
+    """A whole number such as 1000 or 1e4."""
+    value = number(text)
+    if value.denominator != 1 or value < 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 0, got {text!r}")
+    return int(value)

@@ -1,0 +1,93 @@
+"""The command line as its own process: entry points, the cache of compiled programs."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+LINE = ["epsilon", "--noise-multiplier", "1", "--steps", "1", "--delta", "1e-5"]
+NO_ANSWER = ["calibrate", "--target-epsilon", "1", "--steps", "0", "--delta", ".1"]
+FIRST = "epsilon = 4.37718 at delta = 1e-05"
+
+
+def started(*, env, line=LINE):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "jaxdp", *line],
+        env={key: value for key, value in os.environ.items() if not key.startswith("JAX_")} | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_second_start_finds_what_the_first_one_compiled(tmp_path):
+    answers = [started(env={"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(2)]
+    for answer in answers:
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stderr == ""
+        assert answer.stdout.splitlines()[0] == FIRST
+    assert answers[0].stdout == answers[1].stdout
+    (machine,) = (tmp_path / "jaxdp").iterdir()
+    kept = {path.name for path in machine.iterdir()}
+    assert kept
+
+
+def test_a_cache_that_cannot_be_kept_changes_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    answer = started(env={"XDG_CACHE_HOME": str(tmp_path / "file")})
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.splitlines()[0] == FIRST
+
+
+def test_a_broken_cache_changes_nothing(tmp_path):
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    started(env=env)
+    for path in (tmp_path / "jaxdp").rglob("*-cache"):
+        path.write_bytes(b"broken")
+    answer = started(env=env)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.splitlines()[0] == FIRST
+
+
+def test_the_status_of_the_process_is_that_of_the_command(tmp_path):
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    nothing = started(env=env, line=NO_ANSWER)
+    assert nothing.returncode == 1
+    assert nothing.stdout == ""
+    assert started(env=env, line=["epsilon"]).returncode == 2
+
+
+def test_importing_the_library_sets_no_cache():
+    code = "import jax, jaxdp, jaxdp.cli; print(jax.config.jax_compilation_cache_dir)"
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        env={key: value for key, value in os.environ.items() if not key.startswith("JAX_")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert answer.stdout.strip() == "None"
+
+
+def test_the_installed_command_is_the_same_program():
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    name = tomllib.loads(project.read_text())["project"]["scripts"]["jaxdp"]
+    point = metadata.EntryPoint("jaxdp", name, "console_scripts")
+    from jaxdp.cli.process import run
+
+    assert point.load() is run
+
+
+def test_the_version_is_printed(capsys):
+    from jaxdp.cli import main
+
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.strip()

@@ -60,16 +60,16 @@ class Moments(NamedTuple):
     error: Any  # bound on its rounding [n]
     small: Any  # m - 1 without the jumps above each cut, complex [n, k]
     small_error: Any  # bound on its rounding [n, k]
-    big: Any  # what the jumps above each cut contribute to m, complex [n, k]
-    big_error: Any  # bound on its rounding [n, k]
+    between: Any  # what jumps from each cut to the next contribute to m, complex [n, k]
+    between_error: Any  # bound on its rounding [n, k]
 
 
 class LogNorms(NamedTuple):
     """Logs of integrals of absolute values over the contours with given shifts."""
 
-    whole: Any  # of e^(a loss)
-    excess: Any  # of what is summed for m - 1, or for the part below the cut
-    big: Any  # of the part above the cut, if there is one
+    excess: Any  # of what is summed for m - 1, below the first cut
+    between: Any  # of e^(a loss) from the first cut to the second
+    upper: Any  # of e^(a loss) below the last cut
 
 
 def _is_double(x: Any) -> bool:
@@ -168,8 +168,11 @@ def log1p(x: jax.Array) -> jax.Array:
     return jax.lax.complex(size, jnp.arctan2(imaginary, 1.0 + real))
 
 
-def _partition(log_jump: jax.Array, log_cut: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """chi, the weight of jumps above each cut, and 1 - chi, both [nodes, k]."""
+def _partition(log_jump: jax.Array, log_cut: jax.Array) -> tuple[jax.Array, ...]:
+    """Weights of jumps above each cut, below it, and between it and the next, all [nodes, k].
+
+    The cuts ascend; beyond the last one there is none, which an infinite cut amounts to.
+    """
     log_x = log_jump[:, None] - log_cut[None, :]
     # Beyond 148 cuts chi is 1 to more digits than are kept, and e^x must not overflow.
     far = log_x.real > 5.0
@@ -181,7 +184,10 @@ def _partition(log_jump: jax.Array, log_cut: jax.Array) -> tuple[jax.Array, jax.
     large = x.real > 1.0
     decay = jnp.exp(-jnp.where(large, x, 1.0))
     below = jnp.where(large, -expm1(2.0**_SQUARINGS * log1p(-decay)), 1.0 - above)
-    return jnp.where(far, 1.0, above), jnp.where(far, 0.0, below)
+    above, below = jnp.where(far, 1.0, above), jnp.where(far, 0.0, below)
+    next_above = jnp.concatenate([above[:, 1:], 0.0 * above[:, :1]], axis=1)
+    next_below = jnp.concatenate([below[:, 1:], 0.0 * below[:, :1] + 1.0], axis=1)
+    return above, below, jnp.where(large | far, next_below - below, above - next_above)
 
 
 def moments(line: Contour, a: jax.Array, shift: jax.Array, scale: jax.Array) -> Moments:
@@ -223,11 +229,11 @@ def moments(line: Contour, a: jax.Array, shift: jax.Array, scale: jax.Array) -> 
         )
         added = [jnp.sum(terms, axis=1), jnp.sum(mean), jnp.sum(error, axis=1)]
         added.append(8.0 * jnp.sum(jnp.abs(mean)))
-        above, below = _partition(log_jump, line.log_cut)
+        above, below, between = _partition(log_jump, line.log_cut)
         added.append(terms @ below)
         added.append(error @ jnp.abs(below))
-        added.append(full @ above)
-        added.append((jnp.abs(full) * (size + 64.0)) @ jnp.abs(above))
+        added.append(full @ between)
+        added.append((jnp.abs(full) * (size + 64.0)) @ jnp.abs(between))
         added.append(own @ above)
         added.append((own * loss) @ above)
         return [total + part for total, part in zip(sums, added, strict=True)]
@@ -258,7 +264,7 @@ def moments(line: Contour, a: jax.Array, shift: jax.Array, scale: jax.Array) -> 
 
 def log_norms(line: Contour, b: jax.Array, y: jax.Array, shifts: jax.Array) -> LogNorms:
     """Norms at the order b + i y for each shift [shifts], both taken towards decay."""
-    cut = line.log_cut.size > 0
+    nothing = jnp.full((), -jnp.inf, line.v.dtype)
     coarse = line._replace(spacing=_EVERY * line.spacing, chunks=(line.chunks + 3) // _EVERY)
 
     def at(shift):
@@ -270,21 +276,21 @@ def log_norms(line: Contour, b: jax.Array, y: jax.Array, shifts: jax.Array) -> L
             direct = jnp.logaddexp(exponent, log_weight.real + jnp.log1p(size))
             squared = log_weight.real + 2.0 * log_size + size
             excess = jnp.where(size < 1.0, jnp.minimum(squared, direct), direct)
-            values = [exponent, excess]
-            if cut:
-                above, below = _partition(log_jump, line.log_cut)
-                log_above = jnp.log(jnp.abs(above[:, 0]))
-                taken = log_weight.real + jnp.log1p(size) + log_above
-                values[1] = jnp.logaddexp(excess + jnp.log(jnp.abs(below[:, 0])), taken)
-                values.append(exponent + log_above)
+            values = [excess, nothing[None], exponent]
+            if line.log_cut.size > 0:
+                above, below, between = (
+                    jnp.log(jnp.abs(weight)) for weight in _partition(log_jump, line.log_cut)
+                )
+                taken = log_weight.real + jnp.log1p(size) + above[:, 0]
+                values[0] = jnp.logaddexp(excess + below[:, 0], taken)
+                values[1] = exponent + between[:, 0]
+                values[2] = exponent + below[:, -1]
             return [
                 jnp.logaddexp(total, jax.nn.logsumexp(value))
                 for total, value in zip(totals, values, strict=True)
             ]
 
-        nothing = jnp.full((), -jnp.inf, line.v.dtype)
-        totals = jax.lax.fori_loop(0, coarse.chunks, add, [nothing] * (3 if cut else 2))
-        return LogNorms(*totals, *(() if cut else (nothing,)))
+        return LogNorms(*jax.lax.fori_loop(0, coarse.chunks, add, [nothing] * 3))
 
     return jax.vmap(at)(shifts)
 

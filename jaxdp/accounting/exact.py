@@ -32,42 +32,39 @@ def _delta(run, table, epsilon, log_reference, log_delta, split, remove) -> _Del
     """delta(epsilon) / exp(log_reference), delta being about exp(log_delta)."""
     dtype = epsilon.dtype
     tolerance, good = _settings(dtype)
-    whole_plan = saddle.plan(table, epsilon, log_delta, jnp.zeros((), bool))
-    split_plan = saddle.plan(table, epsilon, log_delta, jnp.ones((), bool))
-    can_split = split_plan.split
+    plan = saddle.plan(table, epsilon, log_delta)
 
     def over(found):
         size = jnp.exp(found.scale - log_reference)
-        return found._replace(
-            **{name: getattr(found, name) * size for name in ("value", "slope", "bend", "most_bend", "error")}
-        )
+        sums = (found.value, found.slope, found.bend, found.most_bend, found.error)
+        return tuple(part * size for part in sums)
 
-    most = jnp.where(split & can_split, 0, jnp.where(can_split, 16, 1024))
-    whole = over(line_integral.integrate(
-        run, epsilon, whole_plan.main, remove, tolerance, most, rest=False, cut=False
-    ))
-    fine = (whole.error <= good * whole.value) & (most > 0)
-    again = can_split & ~fine
-    most = jnp.where(again, 1024, 0)
-    kept = split_plan.left_out == -jnp.inf
-    below = over(line_integral.integrate(
-        run, epsilon, split_plan.main, remove, tolerance, jnp.where(kept, most, 0),
-        rest=False, cut=True,
-    ))
-    above = over(line_integral.integrate(
-        run, epsilon, split_plan.rest, remove, tolerance, most, rest=True, cut=True
-    ))
+    def line(where, most):
+        return over(line_integral.integrate(run, epsilon, where, remove, tolerance, most))
 
-    def choose(name):
-        low = jnp.where(kept, getattr(below, name), 0.0)
-        return jnp.where(again, low + getattr(above, name), getattr(whole, name))
+    whole_first = ~(split & plan.can_split)
+    most = jnp.where(whole_first, jnp.where(plan.can_split, 8, 1024), 0)
+    whole = line(plan.whole, most)
+    fine = whole_first & (whole[4] <= good * whole[0])
+    again = plan.can_split & ~fine
+    below = line(plan.below, jnp.where(again & plan.use_below, 1024, 0))
 
-    left = jnp.where(again & ~kept, jnp.exp(split_plan.left_out - log_reference), 0.0)
-    alias = jnp.exp(log_delta - log_reference) * (4e-12 if dtype == jnp.float64 else 4e-7)
-    return _Delta(
-        choose("value"), choose("error"), left, alias, choose("slope"), choose("bend"),
-        choose("most_bend"), again,
-    )  # fmt: skip
+    def add(total, part):
+        where, used = part
+        used = again & used
+        found = line(where, jnp.where(used, 1024, 0))
+        return tuple(t + jnp.where(used, f, 0.0) for t, f in zip(total, found, strict=True)), None
+
+    start = tuple(jnp.where(again & plan.use_below, part, 0.0) for part in below)
+    pieces, _ = jax.lax.scan(add, start, (plan.parts, plan.used))
+    # Of two certified answers the one that is known better.
+    better = again & ~(pieces[4] > whole[4]) | ~whole_first
+    value, slope, bend, most_bend, error = (
+        jnp.where(better, piece, part) for piece, part in zip(pieces, whole, strict=True)
+    )
+    left = jnp.where(better, jnp.exp(plan.left_out - log_reference), 0.0)
+    alias = jnp.exp(log_delta - log_reference) * (2e-11 if dtype == jnp.float64 else 2e-5)
+    return _Delta(value, error, left, alias, slope, bend, most_bend, again)
 
 
 class Bracket(NamedTuple):
@@ -126,13 +123,15 @@ def _solve(run: Run, table, start, ceiling, log_delta, remove, needed) -> Bracke
         return _Search(state.step + 1, state.epsilon, found, move, found.split)
 
     def advance(state):
-        move = jnp.where(jnp.isfinite(state.move), state.move, -0.1 * state.epsilon)
+        # An answer that is not known to a factor says that delta is far below: half way down.
+        known = jnp.isfinite(state.move) & (state.found.error < 0.5 * state.found.value)
+        move = jnp.where(known, state.move, -0.5 * state.epsilon)
         epsilon = jnp.clip(state.epsilon + move, 0.0, ceiling)
         return body(state._replace(epsilon=epsilon))
 
     def unfinished(state):
         moved = jnp.clip(state.epsilon + state.move, 0.0, ceiling) - state.epsilon
-        settled = jnp.abs(moved) <= close * state.epsilon
+        settled = (jnp.abs(moved) <= close * state.epsilon) & (state.found.error < 0.5 * state.found.value)
         return needed & (state.step < 14) & ~settled
 
     zero = jnp.zeros((), dtype)

@@ -38,18 +38,19 @@ class _Step(NamedTuple):
     """One component's part on one chunk of the line."""
 
     log_moment: Any  # count * log of m, or of the part below the cut [nodes]
-    gap: Any  # count * (log m - log of the part below the cut) [nodes]
+    gap: Any  # count * (log m below the second cut - log m below the first) [nodes]
     error: Any  # bound on the error of log_moment [nodes]
     gap_error: Any
-    decay: Any  # log bound on |m| / m(c) beyond the chunk, times count
-    big: Any  # log bound on count * |part above the cut| / m(c) beyond the chunk
+    decay: Any  # bound on count * log |m / m(c)| beyond the chunk, or on that below the cut
+    big: Any  # log of a bound on count * |part between the cuts| / m(c) beyond the chunk
 
 
-def _component(line: Line, y, beyond, row, remove, *, rest: bool, cut: bool) -> _Step:
+def _component(line: Line, y, beyond, row, remove) -> _Step:
     q, s, count = row
     dtype = q.dtype
     b = saddle.order_of(line.c, remove)
-    cuts = saddle.log_cut(line.cut, q)[None] if cut else jnp.zeros((0,), dtype)
+    cut, between = line.cut.size > 0, line.cut.size > 1
+    cuts = saddle.log_cut(line.cut, q)
     contour = complex_moment.contour(
         q, s, cuts, jnp.minimum(b, 0.0), jnp.maximum(b, 0.0), fine=cut
     )
@@ -77,7 +78,7 @@ def _component(line: Line, y, beyond, row, remove, *, rest: bool, cut: bool) -> 
         rule = jnp.maximum(alias(getattr(first, part)), alias(getattr(last, part)))
         return jnp.maximum(most, rule - math.log(ulp)) - getattr(at_rest, part)[0]
 
-    cost = jnp.maximum(worst("excess"), worst("big")) if rest else worst("excess")
+    cost = jnp.maximum(worst("excess"), worst("between")) if between else worst("excess")
     usable = (complex_moment.SHIFTS >= 0) & (complex_moment.SHIFTS < complex_moment.SHIFTS[-1])
     best = jnp.argmin(jnp.where(usable, cost, jnp.inf))
 
@@ -89,28 +90,26 @@ def _component(line: Line, y, beyond, row, remove, *, rest: bool, cut: bool) -> 
 
     sign = _sign(remove, dtype)
     # One scale for the component: its moment on the real axis, where that is large.
-    scale = jnp.where(at_rest.whole[0] > 1.0, at_rest.whole[0], 0.0)
+    scale = jnp.where(at_rest.upper[0] > 1.0, at_rest.upper[0], 0.0)
     found = complex_moment.moments(
         contour, jax.lax.complex(b + 0.0 * y, sign * y), sign * shifts[best], scale + 0.0 * y
     )
     unit = jnp.exp(-scale)
-    m = unit + found.excess
     small = found.small[:, 0] if cut else found.excess
     log_small = jnp.where(scale > 0.0, scale + jnp.log(unit + small), complex_moment.log1p(small))
     error = found.small_error[:, 0] if cut else found.error
     error = error + rule_error("excess") + 8.0 * ulp * unit * (scale > 0.0)
     gap, gap_error = jnp.zeros_like(small), jnp.zeros_like(error)
-    if cut:
-        big_error = found.big_error[:, 0]
-        if rest:
-            big_error = big_error + rule_error("big")
-        gap = complex_moment.log1p(found.big[:, 0] / (unit + small))
-        gap_error = big_error / jnp.abs(m)
+    if between:
+        part = found.between[:, 0]
+        gap = complex_moment.log1p(part / (unit + small))
+        gap_error = found.between_error[:, 0] + rule_error("between")
+        gap_error = gap_error / jnp.abs(unit + small + part)
     decay = count * complex_moment.log_decay(contour, b, beyond)
     log_big = jnp.full_like(decay, -jnp.inf)
-    if rest:
+    if between:
         far = complex_moment.log_norms(contour, b, beyond, shifts[6:])
-        log_big = jnp.log(count) + jnp.min(far.big) - at_rest.whole[0] + math.log(2.0)
+        log_big = jnp.log(count) + jnp.min(far.between) - at_rest.upper[0] + math.log(2.0)
     return _Step(
         count * log_small,
         count * gap,
@@ -122,14 +121,15 @@ def _component(line: Line, y, beyond, row, remove, *, rest: bool, cut: bool) -> 
 
 
 def integrate(
-    run: Run, epsilon, line: Line, remove, tolerance, most_chunks, *, rest: bool, cut: bool
+    run: Run, epsilon, line: Line, remove, tolerance, most_chunks
 ) -> Integral:
-    """The part of delta above the cut (``rest``), below it (``cut`` alone), or all of it."""
+    """delta of the whole law, of that below one cut, or of what lies between two."""
     dtype = epsilon.dtype
     ulp = float(jnp.finfo(dtype).eps)
     c = line.c
     scale = line.log_moment - c * epsilon
     rows = (run.q, run.s, run.count)
+    between = line.cut.size > 1
 
     def add_chunk(carry):
         index, sums, _, top = carry
@@ -139,7 +139,7 @@ def integrate(
         x = jax.lax.complex(c + 0.0 * y, y)
         gaussian = 0.5 * x * (1.0 + x) * run.mu_squared
         def add(total, row):
-            step = _component(line, y, beyond, row, remove, rest=rest, cut=cut)
+            step = _component(line, y, beyond, row, remove)
             log_big = jnp.logaddexp(total.big, step.big)
             total = _Step(*(a + b for a, b in zip(total, step, strict=True)))
             return total._replace(big=log_big), None
@@ -154,7 +154,7 @@ def integrate(
         term = jnp.exp(total.log_moment - x * epsilon - scale) / (x * (1.0 + x)) * weight
         relative = total.error + ulp * (16.0 + jnp.abs(total.log_moment) + jnp.abs(x) * epsilon)
         size = jnp.abs(term)
-        if rest:
+        if between:
             factor = complex_moment.expm1(total.gap)
             grown = jnp.abs(jnp.exp(total.gap))
             error = size * (jnp.abs(factor) * relative + grown * (total.gap_error + ulp * 8.0 * jnp.abs(total.gap)))
@@ -169,10 +169,10 @@ def integrate(
             jnp.sum(error),
         )
         # The first node lies on the real axis; the rest is bounded through the whole law.
-        real = (total.log_moment + total.gap if rest else total.log_moment)[0].real
+        real = (total.log_moment + total.gap if between else total.log_moment)[0].real
         top = jnp.where(index == 0, real, top)
         beyond_gaussian = -0.5 * beyond * beyond * run.mu_squared
-        decay = total.big + beyond_gaussian if rest else total.decay
+        decay = total.big + beyond_gaussian if between else total.decay
         log_tail = jnp.log(1.0 / beyond + line.spacing / beyond / beyond) - math.log(math.pi)
         log_tail = log_tail + decay + top - c * epsilon - scale
         tail = jnp.exp(jnp.minimum(log_tail, 80.0))

@@ -14,7 +14,7 @@ from jaxdp.accounting.loss_law import Laws
 _NODES = 512
 # Natural logarithm of what may be lost, relative to delta.
 _MARGIN = 16.0
-_SMALLEST, LARGEST = 2**11, 2**20
+_SMALLEST, LARGEST = 2**12, 2**20
 # Allowed relative increase of epsilon by the spread onto the grid.
 _SPREAD = 1.5e-5
 
@@ -234,7 +234,7 @@ def plan(
         window = max(window, 1.01 * top)
     steps = sum(row.count for row in rows)
     spacing = math.sqrt(12.0 * _SPREAD * max(epsilon, 1e-3 * window) / (steps * (1.0 + theta_g)))
-    size = 2 ** math.ceil(math.log2(max(window / spacing, 1.0)))
+    size = 4 ** math.ceil(0.5 * math.log2(max(window / spacing, 1.0)))
     size = int(min(max(size, _SMALLEST), largest))
     spacing = _aligned(found, window / (size - 4))
     starts, ends = [], []

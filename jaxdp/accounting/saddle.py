@@ -9,9 +9,9 @@ import numpy as np
 
 from jaxdp.accounting import complex_moment
 
-# Orders around that of Renyi DP, and cuts below the epsilon that it gives, as powers of two.
+# Orders around that of Renyi DP, and cuts up to the epsilon that it gives.
 _ORDERS = 2.0 ** np.arange(-4.0, 5.01, 0.25)
-_CUTS = 2.0 ** -np.arange(0.0, 12.0)
+_CUTS = 3.0 ** np.arange(-7.0, 0.1)
 
 
 class Run(NamedTuple):
@@ -30,8 +30,8 @@ class Table(NamedTuple):
     cut: Any  # losses of one step at which to split [k]
     whole: Any  # log M(c) [m]
     small: Any  # log S(c, cut), of runs with no jump above the cut [m, k]
-    big: Any  # log (M - S)(c, cut) [m, k]
-    big_mass: Any  # log probability of a jump above the cut, under P [k]
+    between: Any  # log of S(c, cut above) - S(c, cut) [m, k]
+    between_mass: Any  # log probability of its largest jump between the two, under P [k]
 
 
 class Line(NamedTuple):
@@ -39,7 +39,7 @@ class Line(NamedTuple):
 
     c: Any  # real part of the line, > 0
     spacing: Any  # of the nodes
-    cut: Any  # loss of one step at which to split; infinite for none
+    cut: Any  # losses of one step: none, the cut below which it counts, or two to lie between
     log_moment: Any  # of the part, at c: about how large the integrand is
 
 
@@ -84,41 +84,48 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
         found = complex_moment.moments(line, complex_orders, zero, jnp.zeros_like(orders))
         trusted = jnp.where(found.excess.real < highest, found.excess.real, jnp.inf)
         lesser = jnp.where(found.small.real < highest, found.small.real, jnp.inf)
-        m = 1.0 + found.excess.real[:, None]
-        share = jnp.clip(found.big.real / m, 0.0, 1.0)
+        upper = jnp.concatenate([lesser[:, 1:], trusted[:, None]], axis=1)
+        share = found.between.real / (1.0 + lesser)
+        # By what lies between, where that is small; by the difference, where it is not.
+        step = jnp.log1p(upper) - jnp.log1p(lesser)
+        step = jnp.where(share < 0.5, jnp.log1p(jnp.maximum(share, 0.0)), step)
         return (
             totals[0] + count * jnp.log1p(trusted),
             totals[1] + count * jnp.log1p(lesser),
-            totals[2] - count * jnp.log1p(-share),
+            totals[2] + count * step,
         ), None
 
-    gaussian = 0.5 * cs * (1.0 + cs) * run.mu_squared
-    gaussian = jnp.append(gaussian, 0.0)
+    gaussian = jnp.append(0.5 * cs * (1.0 + cs) * run.mu_squared, 0.0)
     many = jnp.zeros((orders.size, cuts.size), dtype)
     start = (gaussian, many + gaussian[:, None], many)
-    (whole, small, gap), _ = jax.lax.scan(add, start, (run.q, run.s, run.count))
+    (whole, small, step), _ = jax.lax.scan(add, start, (run.q, run.s, run.count))
     # A moment that overflows is infinite, and its line of no use. The contour ends at four
     # times c: what jumps add beyond was not summed.
-    whole = jnp.where(jnp.isfinite(whole), whole, jnp.inf)
-    summed = (cs <= 4.0 * c) & jnp.isfinite(whole[:-1])
-    big = jnp.where(jnp.isfinite(whole)[:, None], whole[:, None] + jnp.log(-jnp.expm1(-gap)), jnp.inf)
-    return Table(
-        cs,
-        cuts,
-        jnp.where(summed, whole[:-1], jnp.inf),
-        jnp.where(jnp.isfinite(small), small, jnp.inf)[:-1],
-        jnp.where(summed[:, None], big[:-1], jnp.inf),
-        big[-1],
+    finite = jnp.isfinite(whole)
+    summed = jnp.append(cs <= 4.0 * c, True)
+    whole = jnp.where(finite & summed, whole, jnp.inf)
+    small = jnp.where(jnp.isfinite(small), small, jnp.inf)
+    log_step = jnp.where(step > 1.0, step, 0.0) + jnp.log(
+        jnp.where(step > 1.0, -jnp.expm1(-step), jnp.expm1(jnp.minimum(step, 1.0)))
     )
+    between = jnp.where(jnp.isfinite(log_step), small + log_step, jnp.inf)
+    # Nothing at all between two cuts is no part of delta.
+    between = jnp.where(step == 0.0, -jnp.inf, between)
+    last = jnp.where(summed, between[:, -1], jnp.inf)
+    between = between.at[:, -1].set(last)
+    return Table(cs, cuts, whole[:-1], small[:-1], between[:-1], between[-1])
 
 
 class Plan(NamedTuple):
     """How to integrate at one epsilon."""
 
-    main: Line  # for the whole law, or for the part below the cut
-    rest: Line  # for the part above the cut
-    split: Any  # bool scalar, whether there is a cut
-    left_out: Any  # log of a bound on what `main` would give, where it is left out; else -inf
+    whole: Line  # for the law as it is
+    below: Line  # for the law below the lowest cut, where it is split
+    parts: Line  # for the parts between cuts, stacked [k]
+    used: Any  # which of the parts to use, bool [k]
+    can_split: Any  # bool scalar
+    use_below: Any  # bool scalar, whether what lies below the lowest cut counts
+    left_out: Any  # log of a bound on what is not used of the split law
 
 
 class _Part(NamedTuple):
@@ -154,37 +161,52 @@ def _part(log_moment, table, epsilon, log_mass, wanted, cut, width) -> _Part:
     return _Part(line, height[at], jnp.minimum(jnp.min(chernoff), 0.0), reach * period)
 
 
-def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, split: jax.Array) -> Plan:
+def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array) -> Plan:
     """The lines for one epsilon, at which delta is about exp(log_delta)."""
     dtype = epsilon.dtype
     double = dtype == jnp.float64
-    wanted = log_delta + math.log(1e-12 if double else 1e-7)
-    room = log_delta + math.log(1e6 if double else 300.0)
-    none = jnp.asarray(jnp.inf, dtype)
-    whole = _part(table.whole, table, epsilon, 0.0, wanted, none, lambda sd: 1.0 / sd)
+    wanted = log_delta + math.log(1e-12 if double else 1e-6)
+    # A peak this much above delta costs that much of the digits.
+    room = log_delta + math.log(1e6 if double else 100.0)
+    zero = jnp.zeros((), dtype)
+    none = jnp.zeros((0,), dtype)
+    whole = _part(table.whole, table, epsilon, zero, wanted, none, lambda sd: 9.0 / sd)
 
-    def at(small, big, big_mass, cut):
+    def below_cut(small, cut):
+        return _part(small, table, epsilon, zero, wanted, cut[None], lambda sd: 9.0 / sd)
+
+    def between_cuts(between, mass, cut, next_cut):
         jump = jnp.minimum(jnp.expm1(cut), 2.0)
-        below = _part(
-            small, table, epsilon, 0.0, wanted, cut,
-            lambda sd: 9.0 / sd,
-        )  # fmt: skip
-        above = _part(big, table, epsilon, big_mass, wanted, cut, lambda sd: 55.0 / jump)
-        negligible = below.log_bound <= wanted
-        cost = above.nodes + jnp.where(negligible, 0.0, below.nodes)
-        usable = (above.log_height <= room) & (negligible | (below.log_height <= room))
-        cost = jnp.where(usable & jnp.isfinite(cost), cost, jnp.inf)
-        return below, above, negligible, cost
+        cuts = jnp.stack([cut, next_cut])
+        return _part(between, table, epsilon, mass, wanted, cuts, lambda sd: 55.0 / jump)
 
-    below, above, negligible, cost = jax.vmap(at, in_axes=(1, 1, 0, 0))(
-        table.small, table.big, table.big_mass, table.cut
+    next_cut = jnp.append(table.cut[1:], jnp.inf)
+    below = jax.vmap(below_cut, in_axes=(1, 0))(table.small, table.cut)
+    parts = jax.vmap(between_cuts, in_axes=(1, 0, 0, 0))(
+        table.between, table.between_mass, table.cut, next_cut
     )
-    best = jnp.argmin(cost)
-    split = split & (cost[best] < jnp.inf)
-    below, above = jax.tree.map(lambda leaf: leaf[best], (below, above))
-    main = jax.tree.map(lambda a, b: jnp.where(split, a, b), below.line, whole.line)
-    left_out = jnp.where(split & negligible[best], below.log_bound, -jnp.inf)
-    return Plan(main, above.line, split, left_out)
+    empty = parts.log_bound <= wanted
+    negligible = below.log_bound <= wanted
+
+    def price(part, skip):
+        high = jnp.exp(jnp.minimum(jnp.maximum(part.log_height - room, 0.0), 80.0))
+        return jnp.where(skip, 0.0, jnp.where(jnp.isnan(part.nodes), jnp.inf, part.nodes * high))
+
+    onward = jnp.cumsum(price(parts, empty)[::-1])[::-1]
+    cost = onward + price(below, negligible)
+    best = jnp.argmin(jnp.where(jnp.isnan(cost), jnp.inf, cost))
+    used = (jnp.arange(cost.size) >= best) & ~empty
+    left = jnp.sum(jnp.where((jnp.arange(cost.size) >= best) & empty, jnp.exp(parts.log_bound - wanted), 0.0))
+    left = left + jnp.where(negligible[best], jnp.exp(below.log_bound[best] - wanted), 0.0)
+    return Plan(
+        whole.line,
+        jax.tree.map(lambda leaf: leaf[best], below.line),
+        parts.line,
+        used,
+        cost[best] < jnp.inf,
+        ~negligible[best],
+        wanted + jnp.log(left),
+    )
 
 
 def _shape(log_moment: jax.Array, c: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -212,12 +234,17 @@ def chernoff(table: Table, log_delta: jax.Array) -> jax.Array:
 
 
 def guess(table: Table, log_delta: jax.Array) -> jax.Array:
-    """About the epsilon at delta, by the saddle-point approximation."""
-    c, k = table.c, table.whole
-    usable = jnp.isfinite(k)
-    at = jnp.argmin(jnp.where(usable, (k + _log_chernoff(c) - log_delta) / c, jnp.inf))
-    deviation, _ = _shape(k, c, at)
-    curvature = deviation**2 + 1.0 / c[at] ** 2 + 1.0 / (1.0 + c[at]) ** 2
-    area = jnp.log(c[at]) + jnp.log1p(c[at]) + 0.5 * jnp.log(2.0 * math.pi * curvature)
-    value = (k[at] - area - log_delta) / c[at]
-    return jnp.where(jnp.isfinite(value), value, jnp.inf)
+    """About the epsilon at delta, by the saddle-point approximation of the parts."""
+    c = table.c
+
+    def of(log_moment):
+        deviation, _ = jax.vmap(_shape, in_axes=(None, None, 0))(log_moment, c, jnp.arange(c.size))
+        curvature = deviation**2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
+        area = jnp.log(c) + jnp.log1p(c) + 0.5 * jnp.log(2.0 * math.pi * curvature)
+        epsilon = (log_moment - area - log_delta) / c
+        return jnp.min(jnp.where(jnp.isnan(epsilon), jnp.inf, epsilon))
+
+    many = jax.vmap(of, in_axes=1)
+    onward = jax.lax.cummax(many(table.between), reverse=True)
+    split = jnp.min(jnp.maximum(onward, many(table.small)))
+    return jnp.minimum(of(table.whole), split)

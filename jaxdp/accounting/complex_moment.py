@@ -89,8 +89,11 @@ def contour(
     most: jax.Array,
     *,
     fine: bool = False,
+    until: jax.Array | None = None,
 ) -> Contour:
     """The nodes that serve all orders with real parts between ``least`` and ``most``.
+
+    With ``until``, the log of a cut on q e^z, only what has weight below it.
 
     The stationary points of the tilted density satisfy z = -v/2 + v a w(z) with 0 < w < 1. For
     a < 0 they lie at most log(1 + v |a|) below the point where w falls off.
@@ -103,6 +106,10 @@ def contour(
     floor = jnp.minimum(-0.5 * v, turn - jnp.log1p(v * jnp.maximum(-least, 0.0)) - 2.0)
     left = jnp.maximum(-0.5 * v + v * jnp.minimum(least, 0.0), floor) - reach
     right = -0.5 * v + v * jnp.maximum(most, 0.0) + reach
+    if until is not None:
+        # Jumps beyond 148 times the last cut have no weight, but the means that are taken off
+        # need all of z under P and under Q.
+        right = jnp.minimum(right, jnp.maximum(until - jnp.log(q) + 5.0, 0.5 * v + reach))
     # The partition leaves less room for shifts, so that the rule needs finer steps.
     finest = (0.1 if fine else 0.2) if double else (0.15 if fine else 0.25)
     spacing = jnp.minimum((0.5 if double else 0.6) * sd, finest)
@@ -164,7 +171,11 @@ def expm1(x: jax.Array) -> jax.Array:
 def log1p(x: jax.Array) -> jax.Array:
     """log(1 + x) for complex x, to full accuracy where x is small."""
     real, imaginary = x.real, x.imag
-    size = 0.5 * jnp.log1p(real * (2.0 + real) + imaginary * imaginary)
+    square = real * (2.0 + real) + imaginary * imaginary
+    near = jnp.where(square > -0.5, square, 0.0)
+    # Next to 0 there is nothing but rounding; the floor keeps the logarithm finite.
+    size = jnp.maximum(jnp.square(1.0 + real) + imaginary * imaginary, jnp.finfo(real.dtype).tiny)
+    size = 0.5 * jnp.where(square > -0.5, jnp.log1p(near), jnp.log(size))
     return jax.lax.complex(size, jnp.arctan2(imaginary, 1.0 + real))
 
 

@@ -32,7 +32,7 @@ def _delta(run, table, epsilon, log_reference, log_delta, split, remove) -> _Del
     """delta(epsilon) / exp(log_reference), delta being about exp(log_delta)."""
     dtype = epsilon.dtype
     tolerance, good = _settings(dtype)
-    plan = saddle.plan(table, epsilon, log_delta)
+    plan = saddle.plan(table, epsilon, log_delta, remove)
 
     def over(found):
         size = jnp.exp(found.scale - log_reference)
@@ -43,16 +43,16 @@ def _delta(run, table, epsilon, log_reference, log_delta, split, remove) -> _Del
         return over(line_integral.integrate(run, epsilon, where, remove, tolerance, most))
 
     whole_first = ~(split & plan.can_split)
-    most = jnp.where(whole_first, jnp.where(plan.can_split, 8, 1024), 0)
+    most = jnp.where(whole_first, jnp.where(plan.can_split, 8, 64), 0)
     whole = line(plan.whole, most)
     fine = whole_first & (whole[4] <= good * whole[0])
     again = plan.can_split & ~fine
-    below = line(plan.below, jnp.where(again & plan.use_below, 1024, 0))
+    below = line(plan.below, jnp.where(again & plan.use_below, 256, 0))
 
     def add(total, part):
         where, used = part
         used = again & used
-        found = line(where, jnp.where(used, 1024, 0))
+        found = line(where, jnp.where(used, 256, 0))
         return tuple(t + jnp.where(used, f, 0.0) for t, f in zip(total, found, strict=True)), None
 
     start = tuple(jnp.where(again & plan.use_below, part, 0.0) for part in below)

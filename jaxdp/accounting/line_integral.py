@@ -52,7 +52,13 @@ def _component(line: Line, y, beyond, row, remove) -> _Step:
     cut, between = line.cut.size > 0, line.cut.size > 1
     cuts = saddle.log_cut(line.cut, q)
     contour = complex_moment.contour(
-        q, s, cuts, jnp.minimum(b, 0.0), jnp.maximum(b, 0.0), fine=cut
+        q,
+        s,
+        cuts,
+        jnp.minimum(b, 0.0),
+        jnp.maximum(b, 0.0),
+        fine=cut,
+        until=cuts[-1] if cut else None,
     )
     step = jnp.minimum(0.2, 1.0 / s)
     shifts = step * jnp.asarray(complex_moment.SHIFTS, dtype)
@@ -153,6 +159,8 @@ def integrate(
         weight = jnp.where(grid == 0, 0.5, 1.0) * (line.spacing / math.pi)
         term = jnp.exp(total.log_moment - x * epsilon - scale) / (x * (1.0 + x)) * weight
         relative = total.error + ulp * (16.0 + jnp.abs(total.log_moment) + jnp.abs(x) * epsilon)
+        # An exponent off by r makes the term off by e^r - 1 of itself at most.
+        relative = jnp.expm1(jnp.minimum(relative, 60.0))
         size = jnp.abs(term)
         if between:
             factor = complex_moment.expm1(total.gap)

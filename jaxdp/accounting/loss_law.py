@@ -142,7 +142,9 @@ def laws_of(steps: Steps, add: bool) -> list[Laws]:
                 loss = math.log1p((1.0 - p) * k / p) if p > 0.0 else math.inf
                 other = p / k
                 losses, masses = [[loss, -loss, 0.0]], [[1.0 - p + other, other, other * (k - 2.0)]]
-                found.append(Laws("lattice", (np.array(losses), np.array(masses)), np.array([count])))
+                found.append(
+                    Laws("lattice", (np.array(losses), np.array(masses)), np.array([count]))
+                )
     if steps.discrete_gaussian is not None:
         for s, sensitivity, count in zip(*steps.discrete_gaussian, strict=True):
             if count > 0.0 and sensitivity > 0.0 and s < math.inf:
@@ -157,7 +159,9 @@ def _discrete_gaussian(s: float, sensitivity: float, count: float) -> Laws:
     # Masses beyond 39 standard deviations are below 1e-330: no number.
     reach = math.ceil(39.0 * s) + 1
     if 2 * reach + 1 > _MOST_ATOMS:
-        _validate.refuse("standard_deviation", s, f"at most {_MOST_ATOMS // 80} for this accountant")
+        _validate.refuse(
+            "standard_deviation", s, f"at most {_MOST_ATOMS // 80} for this accountant"
+        )
     k = np.arange(-reach, reach + 1.0)
     masses = np.exp(-0.5 * (k / s) ** 2)
     losses = (2.0 * k * sensitivity + sensitivity**2) / (2.0 * s * s)

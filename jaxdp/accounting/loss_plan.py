@@ -28,7 +28,7 @@ class Sketch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Arguments of the sum: the laws' first and last losses by kind, spacing, window, tilts, and size."""
+    """Arguments of the sum: where the laws' grids begin and end, by kind, and the rest."""
 
     starts: tuple[np.ndarray, ...]
     ends: tuple[np.ndarray, ...]
@@ -157,30 +157,49 @@ def _range(sketch: Sketch, theta: float, log_delta: float) -> tuple[float, float
     return float(start), float(max(end, start))
 
 
-def _cut(rows: list[Sketch], epsilon: float, log_delta: float, theta: float) -> tuple[float, ...]:
+def _largest_tilt(rows: list[Sketch], log_delta: float) -> float:
+    """The tilt whose mean is as improbable as delta.
+
+    Next to the largest loss there is, the saddle point of an epsilon runs off to infinity.
+    """
+    t = np.exp(np.linspace(math.log(1e-5), math.log(1e11), 200))
+    k = log_mgf(rows, t)
+    # t k' - k is the divergence of the tilted law from the law.
+    divergence = 1e4 * (log_mgf(rows, t * (1.0 + 1e-4)) - k) - k
+    beyond = np.flatnonzero(divergence > 6.0 - log_delta)
+    if beyond.size:
+        return float(t[beyond[0]])
+    return 2000.0 / max(row.losses[-1] - row.losses[0] for row in rows)
+
+
+def _cut(
+    rows: list[Sketch], epsilon: float, log_delta: float, theta: float, most: float
+) -> tuple[float, float, float]:
     """The cut with the least rounding, and the tilts of the two parts; no cut if none is needed."""
-    steps = sum(row.count for row in rows)
-    unit = math.log(4e-15 * steps)
-
-    def price(t, k):  # log of the rounding over delta
-        return unit + k - t * epsilon - log_delta
-
-    whole = float(price(theta, log_mgf(rows, np.array([theta]))[0]))
-    if whole < math.log(1e-6):
-        return math.inf, theta, theta
+    # Log of the rounding over delta, less the Chernoff exponent k - t epsilon.
+    unit = math.log(4e-15 * sum(row.count for row in rows)) - log_delta
+    whole = float(log_mgf(rows, np.array([theta]))[0]) - theta * epsilon + unit
     best = (whole, math.inf, theta, theta)
+    if whole < math.log(1e-6):
+        return best[1:]
     for share in (0.03, 0.06, 0.12, 0.25, 0.4, 0.6):
         cut = share * epsilon
+        rare = sum(row.count * np.exp(row.log_masses[row.losses > cut]).sum() for row in rows)
+        if rare > 0.1:
+            continue
 
         def bulk(t, cut=cut):
             return log_mgf(rows, t, cut) - t * epsilon
 
         def large(t, cut=cut):
             k = log_mgf(rows, t)
-            return k + np.log(-np.expm1(np.minimum(log_mgf(rows, t, cut) - k, 0.0))) - t * epsilon
+            rest = -np.expm1(np.minimum(log_mgf(rows, t, cut) - k, 0.0))
+            return k + np.log(np.maximum(rest, 1e-300)) - t * epsilon
 
-        (low, theta_b), (high, theta_g) = _least(bulk), _least(large)
-        worse = max(low, high) + unit - log_delta
+        theta_b = min(_least(bulk)[1], _largest_tilt([_below(row, cut) for row in rows], log_delta))
+        theta_g = min(_least(large)[1], most)
+        prices = [part(np.array([t]))[0] for part, t in ((bulk, theta_b), (large, theta_g))]
+        worse = float(max(prices)) + unit
         if worse < best[0]:
             best = (worse, cut, theta_b, theta_g)
     return best[1:]
@@ -207,9 +226,11 @@ def plan(
     """
     rows = [row for kind in sketched for row in kind]
     theta = _least(lambda t: log_mgf(rows, t) - t * epsilon)[1]
-    # Next to the largest loss there is, the saddle point runs off to infinity.
-    theta = min(theta, 2000.0 / max(row.losses[-1] - row.losses[0] for row in rows))
-    cut, theta_b, theta_g = _cut(rows, epsilon, log_delta, theta)
+    most = _largest_tilt(rows, log_delta)
+    theta = min(theta, most)
+    cut, theta_b, theta_g = math.inf, theta, theta
+    if not whole:
+        cut, theta_b, theta_g = _cut(rows, epsilon, log_delta, theta, most)
     theta_low = min(theta_b, theta_g)
     ranges = [[_range(row, theta_low, log_delta) for row in kind] for kind in sketched]
     kept = [

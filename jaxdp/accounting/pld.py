@@ -25,7 +25,7 @@ as :math:`\hat b^n \, \mathrm{expm1}(n \, \mathrm{log1p}(\hat g / \hat b))`, sma
   e = 6 eps log2(size) times the sum of the moduli of its input (each of log2(size) stages adds
   products with rounded roots of unity; the constant has room for the ones of other libraries). For
   products, |prod a^n - prod b^n| with |a - b| <= e is at most n e (|b| + e)^(n-1) ...: the
-  derivative at the outer end, since the product is a power series in b and g with coefficients >= 0.
+  derivative at the outer end, the product being a power series in b and g with coefficients >= 0.
   The mean of that over the frequencies, plus e times the mean modulus, bounds each entry's error.
 - *Rounding of the laws*: losses off by some ulps move the sum by at most n_j times them, and that
   is added to epsilon; masses off by a factor 1 + some ulps, to the power n_j.
@@ -37,8 +37,8 @@ M = e^Z, E_Q[M | R] <= 1. For every c,
 (write RM - e^(eps+c) = M (R - e^eps) + (M - e^c) e^eps; the last term counts only where M > e^c),
 and the mean of the right end is at most
 :math:`e^{-\theta(\epsilon+c) - s c} E_{P'}[(R')^\theta M^s]`. Given R, log M is a sum of variables
-on two points h apart. The log-moment of one, with base Q, vanishes at 0, is <= 0 at 1 and has second
-derivative <= h^2 / 4; its derivative at 1 is then <= h^2 / 4, so it grows from 1 + theta to
+on two points h apart. The log-moment of one, with base Q, vanishes at 0, is <= 0 at 1 and has a
+second derivative <= h^2 / 4; its derivative at 1 is then <= h^2 / 4, so it grows from 1 + theta to
 1 + theta + s by at most h^2 (s (1 + theta) / 4 + s^2 / 8). With V = h^2 times the number of steps
 that are spread, c = V (1 + theta + s) / 4 leaves
 :math:`\delta(\epsilon) \ge \delta'(\epsilon + c) - e^{\kappa - \theta (\epsilon + c) - V s^2 / 8}`.
@@ -61,7 +61,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _precision, _validate
-from jaxdp.accounting import composition, loss_law, loss_plan
+from jaxdp.accounting import composition, conversion, loss_law, loss_plan
 from jaxdp.accounting.composition import Steps
 
 _TINY = 1e-290
@@ -166,9 +166,7 @@ def _law(
     law = loss_law.masses(kind, row, start, h, size)
     y = start + h * jnp.arange(size, dtype=h.dtype)
     beyond = jnp.sum(jnp.where(y > last, law.grid, 0.0))
-    law = law._replace(
-        grid=jnp.where(y > last, 0.0, law.grid), infinite=law.infinite + beyond
-    )
+    law = law._replace(grid=jnp.where(y > last, 0.0, law.grid), infinite=law.infinite + beyond)
     log_mass = jnp.where(law.grid > 0.0, jnp.log(jnp.maximum(law.grid, 1e-323)), -jnp.inf)
     theta_b, theta_g, cut, right, left = tilts
     found = {"infinite": law.infinite, "start": start}
@@ -251,9 +249,9 @@ def _sum_of(
         spectrum = spectrum * _complex_expm1(big["ratio"] + 1j * big["ratio_phase"])
         outer = jnp.exp(big["log_outer"])
         grown = outer * jnp.expm1(big["ratio_outer"])
-        error = (big["slope"] + turns) * grown + (big["slope_large"] + turns * big["ratio_outer"]) * (
-            outer + grown
-        )
+        error = (big["slope"] + turns) * grown + (
+            big["slope_large"] + turns * big["ratio_outer"]
+        ) * (outer + grown)
         entries, bound = _entries(spectrum, error, first, size, e)
         share = jnp.log(-jnp.expm1(-big["share"]))
         above = jnp.minimum(found["right_large"] - big["log_mgf"] - right * top, share)
@@ -300,7 +298,9 @@ def _log_lower(law: Sum, epsilon: jax.Array) -> jax.Array:
     at = jnp.maximum(epsilon + c + law.shift, law.y[0])
     smoothed = main.log_mgf - main.theta * at - 0.125 * v * s * s
     lost = [jnp.where(law.spread > 0.0, smoothed, -jnp.inf)]
-    lost.append(jnp.where(law.spread > 0.0, main.log_mgf - main.theta * at + main.log_below, -jnp.inf))
+    lost.append(
+        jnp.where(law.spread > 0.0, main.log_mgf - main.theta * at + main.log_below, -jnp.inf)
+    )
     window = law.y[-1] - law.y[0]
     for part in law.parts:
         lost.append(part.log_mgf - part.theta * at + part.log_above)
@@ -421,6 +421,7 @@ def _one_epsilon(steps: Steps, log_delta: float, add: bool) -> tuple[float, floa
         chosen = loss_plan.plan(found, sketched, log_delta, guess, largest=largest, whole=whole)
         arguments, static = _arguments(found, chosen)
         low, high, _ = _precision.evaluate(_epsilons, *arguments, log_delta, **static)
+        # A NaN, if arithmetic broke down, is no bound and leaves the ends as they are.
         lower, upper = max(lower, low), min(upper, high)
         guess = min(guess, upper)
     return lower, upper
@@ -440,6 +441,7 @@ def _one_log_delta(steps: Steps, epsilon: float, add: bool) -> tuple[float, floa
         chosen = loss_plan.plan(found, sketched, guess, epsilon, largest=largest)
         arguments, static = _arguments(found, chosen)
         low, high = _precision.evaluate(_log_deltas, *arguments, epsilon, **static)
+        # A NaN, if arithmetic broke down, is no bound and leaves the ends as they are.
         lower, upper = max(lower, low), min(upper, high)
         guess = min(guess, upper)
     return lower, upper
@@ -475,8 +477,8 @@ def epsilon_bounds(steps: Steps, log_delta: float) -> tuple[float, float]:
     bounds = [_one_epsilon(steps, log_delta, add) for add in _directions(steps)]
     lower, upper = (max(ends) for ends in zip(*bounds, strict=True))
     pure = float(_precision.evaluate(_pure_epsilon, steps, 0.0))
-    if math.isnan(upper) or math.isnan(lower):  # a bracket of nothing
-        lower, upper = 0.0, math.inf
+    if upper == math.inf:  # where the grid's margins are too wide, the Chernoff bound still holds
+        upper = float(_precision.evaluate(_renyi_epsilon, steps, log_delta))
     upper = min(upper, pure)
     return min(lower, upper), upper
 
@@ -511,9 +513,15 @@ def log_delta_bounds(steps: Steps, epsilon: float) -> tuple[float, float]:
         return -math.inf, -math.inf
     bounds = [_one_log_delta(steps, epsilon, add) for add in _directions(steps)]
     lower, upper = (max(ends) for ends in zip(*bounds, strict=True))
-    if math.isnan(upper) or math.isnan(lower):
-        lower, upper = -math.inf, 0.0
     return min(lower, upper), upper
+
+
+def _renyi_epsilon(steps: Steps, log_delta: Any) -> Any:
+    def bound(t):
+        rdp = composition.log_moment_of(steps, t) / t
+        return conversion.epsilon_at(t, rdp, log_delta)
+
+    return conversion.search(bound, log_delta.dtype)[0]
 
 
 def _pure_epsilon(steps: Steps, unused: Any) -> Any:

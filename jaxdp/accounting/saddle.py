@@ -71,7 +71,8 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     orders = order_of(jnp.append(cs, 0.0), remove)
     complex_orders = orders.astype(jnp.result_type(dtype, jnp.complex64))
     # Orders far above c serve only to see that the moment is huge there.
-    top = order_of(4.0 * c, remove)
+    furthest = jnp.where(remove, 4.0 * c, cs[-1])
+    top = order_of(furthest, remove)
     zero = jnp.zeros((), dtype)
     highest = math.exp(0.98 * complex_moment.overflow(dtype))
 
@@ -99,10 +100,10 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     many = jnp.zeros((orders.size, cuts.size), dtype)
     start = (gaussian, many + gaussian[:, None], many)
     (whole, small, step), _ = jax.lax.scan(add, start, (run.q, run.s, run.count))
-    # A moment that overflows is infinite, and its line of no use. The contour ends at four
-    # times c: what jumps add beyond was not summed.
+    # A moment that overflows is infinite, and its line of no use; so is one whose jumps lie
+    # beyond the end of the contour.
     finite = jnp.isfinite(whole)
-    summed = jnp.append(cs <= 4.0 * c, True)
+    summed = jnp.append(cs <= furthest, True)
     whole = jnp.where(finite & summed, whole, jnp.inf)
     small = jnp.where(jnp.isfinite(small), small, jnp.inf)
     log_step = jnp.where(step > 1.0, step, 0.0) + jnp.log(
@@ -161,7 +162,7 @@ def _part(log_moment, table, epsilon, log_mass, wanted, cut, width) -> _Part:
     return _Part(line, height[at], jnp.minimum(jnp.min(chernoff), 0.0), reach * period)
 
 
-def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array) -> Plan:
+def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Array) -> Plan:
     """The lines for one epsilon, at which delta is about exp(log_delta)."""
     dtype = epsilon.dtype
     double = dtype == jnp.float64
@@ -203,7 +204,7 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array) -> Plan:
         jax.tree.map(lambda leaf: leaf[best], below.line),
         parts.line,
         used,
-        cost[best] < jnp.inf,
+        (cost[best] < jnp.inf) & remove,
         ~negligible[best],
         wanted + jnp.log(left),
     )
@@ -242,9 +243,12 @@ def guess(table: Table, log_delta: jax.Array) -> jax.Array:
         curvature = deviation**2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
         area = jnp.log(c) + jnp.log1p(c) + 0.5 * jnp.log(2.0 * math.pi * curvature)
         epsilon = (log_moment - area - log_delta) / c
-        return jnp.min(jnp.where(jnp.isnan(epsilon), jnp.inf, epsilon))
+        least = jnp.min(jnp.where(jnp.isfinite(epsilon), epsilon, jnp.inf))
+        return jnp.where(jnp.all(log_moment == -jnp.inf), -jnp.inf, least)
 
     many = jax.vmap(of, in_axes=1)
     onward = jax.lax.cummax(many(table.between), reverse=True)
     split = jnp.min(jnp.maximum(onward, many(table.small)))
-    return jnp.minimum(of(table.whole), split)
+    whole = of(table.whole)
+    # Of a law that is not split the one approximation is the better one.
+    return jnp.where(split < 0.9 * whole, split, whole)

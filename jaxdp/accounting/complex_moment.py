@@ -1,23 +1,26 @@
 r"""One step's moment at complex orders, by quadrature on a contour of its own.
 
-For the Poisson-sampled Gaussian the loss is :math:`\ell(z) = \log(1 - q + q e^z)`, where
-:math:`z \sim N(-v/2, v)`, v = 1/s^2, is the loss of the Gaussian itself. What is wanted is
+For the Poisson-sampled Gaussian the likelihood ratio of "with" (P) over "without" (Q) the example
+is :math:`1 + u = 1 - q + q e^z`, where under Q :math:`z \sim N(-v/2, v)`, v = 1/s^2. Removing the
+example has the loss L = log(1 + u) under P, adding it L = -log(1 + u) under Q. What is wanted is
 
-.. math:: m(a) - 1 = E[e^{a \ell} - 1 - a (e^\ell - 1)] = E[e_2(a \ell)] - a E[e_2(\ell)],
+.. math:: m(\lambda) - 1 = E[e^{\lambda L}] - 1 = E[e_2(\lambda L)] + \lambda E[L],
+          \quad e_2(x) = e^x - 1 - x,
 
-with :math:`e_2(x) = e^x - 1 - x`; the subtracted term has mean 0 and takes away what would cancel.
+under that law, and E[L], a divergence, is the mean under Q of 1 + (1+u)(log(1+u) - 1) or of
+u - log(1 + u): nothing of this cancels for real orders.
 
 *Shifting the contour.* The integrand is analytic in z for \|Im z\| < pi, so z may run along
-:math:`r + i \theta`. There, with a = b + i y,
+:math:`r + i \theta`. There, with :math:`\lambda = c + i y` and b the power of 1 + u,
 
-.. math:: |e^{a \ell}| = |1 + u|^b e^{-y \alpha}, \quad u = q (e^{r + i \theta} - 1),
-          \quad \alpha = \arg(1 + u) \in [0, \theta],
+.. math:: |e^{\lambda L}| = |1 + u|^b e^{-y \alpha}, \quad u = q (e^{r + i \theta} - 1),
+          \quad \alpha = |\arg(1 + u)| \le |\theta|,
 
 and the normal density grows by exp(theta^2 / (2 v)). Three things follow from the *norm*
 
 .. math:: N(\theta, y) = e^{\theta^2 / (2 v)} E[|1 + u|^b e^{-y \alpha}].
 
-It bounds \|m(a)\|, and falls with y: its value at Y covers all y >= Y, which is what has to be
+It bounds \|m\|, and falls with y: its value at Y covers all y >= Y, which is what has to be
 known where a line integral is cut off. A sum on the contour of least norm loses nothing to
 cancellation, however small m is. And the error of the trapezoid rule with spacing h is at most
 e^(-2 pi d / h) (N(theta + d) + N(theta - d)) for any d (Poisson summation, shifting up for the
@@ -43,14 +46,19 @@ SHIFTS = np.arange(-6, 8)
 
 
 class Contour(NamedTuple):
-    """Equispaced nodes start + spacing (i + 1/2) that carry one step's mass."""
+    """Equispaced nodes that carry one step's mass, in units of the standard deviation of z.
+
+    Node i is at t = spacing (first + i), exactly: weights are then right to their exponent's last
+    digit, and do not depend on the parameters that derivatives are taken in.
+    """
 
     q: Any  # sampling probability, inside (0, 1)
-    v: Any  # variance of z
-    start: Any
-    spacing: Any
+    sd: Any  # standard deviation of z
+    first: Any  # a whole number
+    spacing: Any  # a few bits
     chunks: Any  # int32 scalar, number of chunks of nodes
-    log_cut: Any  # logs of cuts on q e^z [k], k = 0 for none
+    log_cut: Any  # logs of ascending cuts on q e^z [k], k = 0 for none
+    remove: Any  # bool scalar, the direction
 
 
 class Moments(NamedTuple):
@@ -68,8 +76,8 @@ class LogNorms(NamedTuple):
     """Logs of integrals of absolute values over the contours with given shifts."""
 
     excess: Any  # of what is summed for m - 1, below the first cut
-    between: Any  # of e^(a loss) from the first cut to the second
-    upper: Any  # of e^(a loss) below the last cut
+    between: Any  # of e^(lambda L) from the first cut to the second
+    upper: Any  # of e^(lambda L) below the last cut
 
 
 def _is_double(x: Any) -> bool:
@@ -85,51 +93,57 @@ def contour(
     q: jax.Array,
     s: jax.Array,
     log_cut: jax.Array,
-    least: jax.Array,
     most: jax.Array,
+    remove: jax.Array,
     *,
     fine: bool = False,
     until: jax.Array | None = None,
 ) -> Contour:
-    """The nodes that serve all orders with real parts between ``least`` and ``most``.
+    """The nodes that serve all orders with real parts from 0 to ``most``.
 
+    The stationary points of (1 + u)^b against the normal density satisfy z = -v/2 + v b w(z) with
+    0 < w < 1. For b < 0 they lie at most log(1 + v |b|) below the point where w falls off.
     With ``until``, the log of a cut on q e^z, only what has weight below it.
-
-    The stationary points of the tilted density satisfy z = -v/2 + v a w(z) with 0 < w < 1. For
-    a < 0 they lie at most log(1 + v |a|) below the point where w falls off.
     """
     double = _is_double(s)
     sd = 1.0 / s
-    v = sd * sd
-    reach = (9.5 if double else 6.5) * sd
-    turn = jnp.log1p(-q) - jnp.log(q)
-    floor = jnp.minimum(-0.5 * v, turn - jnp.log1p(v * jnp.maximum(-least, 0.0)) - 2.0)
-    left = jnp.maximum(-0.5 * v + v * jnp.minimum(least, 0.0), floor) - reach
-    right = -0.5 * v + v * jnp.maximum(most, 0.0) + reach
+    reach = 9.5 if double else 6.5
+    turn = (jnp.log1p(-q) - jnp.log(q)) / sd + 0.5 * sd
+    floor = jnp.minimum(0.0, turn - (jnp.log1p(sd * sd * most) + 2.0) / sd)
+    left = jnp.where(remove, 0.0, jnp.maximum(-sd * most, floor)) - reach
+    right = jnp.where(remove, sd * (1.0 + most), sd) + reach
     if until is not None:
         # Jumps beyond 148 times the last cut have no weight, but the means that are taken off
         # need all of z under P and under Q.
-        right = jnp.minimum(right, jnp.maximum(until - jnp.log(q) + 5.0, 0.5 * v + reach))
+        last = (until - jnp.log(q) + 5.0) / sd + 0.5 * sd
+        right = jnp.minimum(right, jnp.maximum(last, sd + reach))
     # The partition leaves less room for shifts, so that the rule needs finer steps.
     finest = (0.1 if fine else 0.2) if double else (0.15 if fine else 0.25)
-    spacing = jnp.minimum((0.5 if double else 0.6) * sd, finest)
+    mantissa, exponent = jnp.frexp(jnp.minimum(0.5 if double else 0.6, finest / sd))
+    spacing = jnp.ldexp(jnp.floor(32.0 * mantissa) / 32.0, exponent)
+    first = jnp.floor(left / spacing)
     chunks = jnp.ceil((right - left) / spacing / _CHUNK)
     # Nothing is cut off silently: where the nodes do not suffice the sums are NaN.
-    left = jnp.where(chunks <= _MOST_CHUNKS, left, jnp.nan)
-    chunks = jnp.clip(chunks, 1, _MOST_CHUNKS).astype(jnp.int32)
-    return Contour(q, v, left, spacing, chunks, log_cut)
+    first = jnp.where(chunks <= _MOST_CHUNKS, first, jnp.nan)
+    chunks = jnp.where(chunks <= _MOST_CHUNKS, jnp.maximum(chunks, 1.0), 1.0)
+    first, spacing, log_cut = jax.lax.stop_gradient((first, spacing, log_cut))
+    return Contour(q, sd, first, spacing, chunks.astype(jnp.int32), log_cut, remove)
 
 
-def _at(line: Contour, index: Any, shift: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Log weights, losses and log(q e^z) at one chunk of nodes, all complex [nodes]."""
-    offset = jnp.asarray(np.arange(_CHUNK) + 0.5, line.v.dtype)
-    r = line.start + line.spacing * (offset + _CHUNK * index)
-    from_mean = r + 0.5 * line.v
-    log_weight = (
-        0.5 * (shift * shift - from_mean * from_mean) / line.v
-        + jnp.log(line.spacing)
-        - 0.5 * jnp.log(2.0 * math.pi * line.v)
-    )
+class _Nodes(NamedTuple):
+    log_weight: Any  # of the law's density times the spacing
+    loss: Any
+    slope: Any  # |d loss / dz|
+    log_jump: Any  # log(q e^z)
+
+
+def _at(line: Contour, index: Any, shift: jax.Array) -> _Nodes:
+    """One chunk of nodes, z shifted towards decay by that many deviations; all complex [nodes]."""
+    dtype = line.sd.dtype
+    shift = jnp.where(line.remove, shift, -shift)
+    t = line.spacing * (line.first + _CHUNK * index + jnp.asarray(np.arange(_CHUNK), dtype))
+    log_weight = 0.5 * (shift * shift - t * t) + jnp.log(line.spacing) - 0.5 * math.log(2 * math.pi)
+    r, angle = line.sd * (t - 0.5 * line.sd), line.sd * shift
     # 1 + u by whichever form has no large numbers: u = q (e^z - 1) below the turn, and
     # q e^z (1 + (1 - q) / q e^-z) above it.
     log_q = jnp.log(line.q)
@@ -137,18 +151,20 @@ def _at(line: Contour, index: Any, shift: jax.Array) -> tuple[jax.Array, jax.Arr
     edge = jnp.maximum(turn, 0.0) + 1.0
     large = r > edge
     growth = jnp.where(large, jnp.exp(jnp.minimum(turn - r, 0.0)), jnp.exp(jnp.minimum(r, edge)))
-    sine, versine = jnp.sin(shift), 2.0 * jnp.square(jnp.sin(0.5 * shift))
+    sine, versine = jnp.sin(angle), 2.0 * jnp.square(jnp.sin(0.5 * angle))
     u = line.q * (jnp.expm1(jnp.minimum(r, edge)) - growth * versine)
     real = jnp.where(large, growth * (1.0 - versine), u)
     imaginary = jnp.where(large, -growth, line.q * growth) * sine
-    loss = 0.5 * jnp.log1p(real * (2.0 + real) + imaginary * imaginary)
-    angle = jnp.arctan2(imaginary, 1.0 + real)
-    return (
-        jax.lax.complex(log_weight, -from_mean * shift / line.v),
-        jax.lax.complex(
-            loss + jnp.where(large, r + log_q, 0.0), angle + jnp.where(large, shift, 0.0)
-        ),
-        jax.lax.complex(r + log_q, jnp.broadcast_to(shift, r.shape)),
+    part = log1p(jax.lax.complex(real, imaginary))
+    log_ratio = jax.lax.complex(
+        part.real + jnp.where(large, r + log_q, 0.0), part.imag + jnp.where(large, angle, 0.0)
+    )
+    under_q = jax.lax.complex(log_weight, -t * shift)
+    return _Nodes(
+        jnp.where(line.remove, under_q + log_ratio, under_q),
+        jnp.where(line.remove, log_ratio, -log_ratio),
+        jnp.abs(1.0 - (1.0 - line.q) * jnp.exp(-log_ratio)),
+        jax.lax.complex(r + log_q, jnp.broadcast_to(angle, r.shape)),
     )
 
 
@@ -201,21 +217,22 @@ def _partition(log_jump: jax.Array, log_cut: jax.Array) -> tuple[jax.Array, ...]
     return above, below, jnp.where(large | far, next_below - below, above - next_above)
 
 
-def moments(line: Contour, a: jax.Array, shift: jax.Array, scale: jax.Array) -> Moments:
-    """m - 1 at the complex orders a, shape [n], on the contour with one shift.
+def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array) -> Moments:
+    """m - 1 at complex orders [n], on the contour with one shift.
 
     Args:
       line: Nodes that serve these orders.
-      a: Complex orders [n], with imaginary parts of the sign of ``shift``.
-      shift: The contour's imaginary part.
+      orders: Complex orders lambda [n], with imaginary parts >= 0.
+      shift: How far to shift the contour, in standard deviations of z, >= 0.
       scale: Logarithm by which each sum is divided [n], so that nothing overflows.
     """
-    ulp = float(jnp.finfo(line.v.dtype).eps)
-    highest = overflow(line.v.dtype)
+    dtype = line.sd.dtype
+    ulp = float(jnp.finfo(dtype).eps)
+    highest = overflow(dtype)
 
     def add(index, sums):
-        log_weight, loss, log_jump = _at(line, index, shift)
-        x = a[:, None] * loss[None, :]
+        log_weight, loss, slope, log_jump = _at(line, index, shift)
+        x = orders[:, None] * loss[None, :]
         size = jnp.abs(x)
         small = size < 0.5
         exponent = x + log_weight[None, :] - scale[:, None]
@@ -227,62 +244,78 @@ def moments(line: Contour, a: jax.Array, shift: jax.Array, scale: jax.Array) -> 
         terms = jnp.where(
             small, weight * (near * near * _exp_excess(near)), full - weight * (1.0 + x)
         )
-        # The exponent is off by its size in ulps; so is, relatively, each small term.
-        rough = jnp.abs(full) * (size + 8.0) + 8.0 * jnp.abs(weight) * (1.0 + size)
-        error = jnp.where(small, 8.0 * jnp.abs(terms), rough)
+        # In ulps: a loss is off by two of itself and by what its z is, a weight by its exponent.
+        z_off = slope * (jnp.abs(log_jump - jnp.log(line.q)) + line.sd * line.sd)
+        loss_off = 2.0 * jnp.abs(loss) + z_off
+        weight_off = (jnp.abs(log_weight) + 4.0)[None, :]
+        x_off = jnp.abs(orders)[:, None] * loss_off[None, :]
+        heavy, light = jnp.abs(full), jnp.abs(weight)
+        rough = heavy * (x_off + weight_off) + light * ((1.0 + size) * weight_off + x_off)
+        error = jnp.where(small, light * size * x_off + jnp.abs(terms) * weight_off, rough)
+        # The divergence E[L] by a sum of terms of one sign, under this law: L - 1 + e^-L.
         own = jnp.exp(log_weight)
         little = jnp.abs(loss) < 0.5
         near = jnp.where(little, loss, 0.0)
-        mean = jnp.where(
+        far = jnp.exp(log_weight - loss) - own * (1.0 - loss)
+        mean = jnp.where(little, own * (near * near * _exp_excess(-near)), far)
+        mean_off = jnp.where(
             little,
-            own * (near * near * _exp_excess(near)),
-            jnp.exp(loss + log_weight) - own * (1.0 + loss),
+            jnp.abs(own) * (jnp.abs(loss) * loss_off + jnp.abs(near * near) * weight_off[0]),
+            (jnp.abs(jnp.exp(log_weight - loss)) + jnp.abs(own) * (1.0 + jnp.abs(loss)))
+            * (weight_off[0] + loss_off),
         )
-        added = [jnp.sum(terms, axis=1), jnp.sum(mean), jnp.sum(error, axis=1)]
-        added.append(8.0 * jnp.sum(jnp.abs(mean)))
+        added = [jnp.sum(terms, axis=1), jnp.sum(mean), jnp.sum(error, axis=1), jnp.sum(mean_off)]
         above, below, between = _partition(log_jump, line.log_cut)
         added.append(terms @ below)
         added.append(error @ jnp.abs(below))
         added.append(full @ between)
-        added.append((jnp.abs(full) * (size + 64.0)) @ jnp.abs(between))
+        added.append((heavy * (x_off + weight_off + 64.0)) @ jnp.abs(between))
         added.append(own @ above)
         added.append((own * loss) @ above)
         return [total + part for total, part in zip(sums, added, strict=True)]
 
     cuts = line.log_cut.size
-    shapes = [a.shape, (), a.shape, (), *[(a.size, cuts)] * 4, (cuts,), (cuts,)]
+    size = orders.size
+    shapes = [(size,), (), (size,), (), *[(size, cuts)] * 4, (cuts,), (cuts,)]
     exact = [False, False, True, True, False, True, False, True, False, False]
     start = [
-        jnp.zeros(shape, line.v.dtype if real else a.dtype)
+        jnp.zeros(shape, dtype if real else orders.dtype)
         for shape, real in zip(shapes, exact, strict=True)
     ]
     sums = jax.lax.fori_loop(0, line.chunks, add, start)
     shrink = jnp.exp(-scale)
-    taken = a * sums[1] * shrink
-    rough = jnp.abs(a) * sums[3] * shrink
+    mean = orders * sums[1] * shrink
+    rough = jnp.abs(orders) * (sums[3] + 2.0 * jnp.abs(sums[1])) * shrink
     # E[(1 - chi) e^x] - 1 by E[(1 - chi) e_2(x)], and the mass and mean that chi takes away.
-    gone = (sums[8][None, :] + a[:, None] * sums[9][None, :]) * shrink[:, None]
-    size = (jnp.abs(sums[8])[None, :] + jnp.abs(a[:, None] * sums[9][None, :])) * shrink[:, None]
+    gone = (sums[8][None, :] + orders[:, None] * sums[9][None, :]) * shrink[:, None]
+    size = jnp.abs(sums[8])[None, :] + jnp.abs(orders[:, None] * sums[9][None, :])
     return Moments(
-        sums[0] - taken,
+        sums[0] + mean,
         ulp * (sums[2] + rough),
-        sums[4] - taken[:, None] - gone,
-        ulp * (sums[5] + rough[:, None] + 64.0 * size),
+        sums[4] + mean[:, None] - gone,
+        ulp * (sums[5] + rough[:, None] + 64.0 * size * shrink[:, None]),
         sums[6],
         ulp * sums[7],
     )
 
 
-def log_norms(line: Contour, b: jax.Array, y: jax.Array, shifts: jax.Array) -> LogNorms:
-    """Norms at the order b + i y for each shift [shifts], both taken towards decay."""
-    nothing = jnp.full((), -jnp.inf, line.v.dtype)
-    coarse = line._replace(spacing=_EVERY * line.spacing, chunks=(line.chunks + 3) // _EVERY)
+def log_norms(line: Contour, c: jax.Array, y: jax.Array, shifts: jax.Array) -> LogNorms:
+    """Norms at the order c + i y for each shift [shifts]; a negative one is away from decay."""
+    dtype = line.sd.dtype
+    nothing = jnp.full((), -jnp.inf, dtype)
+    # The coarse nodes must stay on the fine ones: the first of them does.
+    coarse = line._replace(
+        first=line.first / _EVERY,
+        spacing=_EVERY * line.spacing,
+        chunks=(line.chunks + _EVERY - 1) // _EVERY,
+    )
 
     def at(shift):
         def add(index, totals):
-            log_weight, loss, log_jump = _at(coarse, index, shift)
-            exponent = log_weight.real + b * loss.real - y * loss.imag
-            log_size = 0.5 * jnp.log(b * b + y * y) + jnp.log(jnp.abs(loss) + 1e-37)
+            log_weight, loss, _, log_jump = _at(coarse, index, shift)
+            exponent = log_weight.real + c * loss.real - y * loss.imag
+            tiny = float(jnp.finfo(dtype).tiny)
+            log_size = 0.5 * jnp.log(c * c + y * y) + jnp.log(jnp.abs(loss) + tiny)
             size = jnp.exp(jnp.minimum(log_size, 30.0))
             direct = jnp.logaddexp(exponent, log_weight.real + jnp.log1p(size))
             squared = log_weight.real + 2.0 * log_size + size
@@ -306,48 +339,48 @@ def log_norms(line: Contour, b: jax.Array, y: jax.Array, shifts: jax.Array) -> L
     return jax.vmap(at)(shifts)
 
 
-def log_decay(line: Contour, b: jax.Array, y: jax.Array) -> jax.Array:
-    """A bound on log(|m(b + i y')| / m(b)) for all y' >= y; with a cut, for the part below it.
+def log_decay(line: Contour, c: jax.Array, y: jax.Array) -> jax.Array:
+    """A bound on log(|m(c + i y')| / m(c)) for all y' >= y; with a cut, for the part below it.
 
-    The norm over m(b), written with expm1 so that a million steps may be raised to it; the
+    The norm over m(c), written with expm1 so that a million steps may be raised to it; the
     least over a few shifts around the one that would be best for a normal law.
     """
-    zero = jnp.zeros((), line.v.dtype)
+    dtype = line.sd.dtype
+    zero = jnp.zeros((), dtype)
     cut = line.log_cut.size > 0
 
     def log_below(log_jump):
-        return jnp.log(jnp.abs(_partition(log_jump, line.log_cut)[1][:, 0]))
+        return jnp.log(jnp.abs(_partition(log_jump, line.log_cut)[1][:, 0])) if cut else 0.0
 
     def base(index):
-        log_weight, loss, log_jump = _at(line, index, zero)
-        below = log_below(log_jump) if cut else 0.0
-        return log_weight.real + b * loss.real + below, loss.real, below
+        nodes = _at(line, index, zero)
+        below = log_below(nodes.log_jump)
+        return nodes.log_weight.real + c * nodes.loss.real + below, nodes, below
 
     def highest(index, top):
         return jnp.maximum(top, jnp.max(base(index)[0]))
 
-    low = jnp.full((), -jnp.inf, line.v.dtype)
+    low = jnp.full((), -jnp.inf, dtype)
     top = jax.lax.fori_loop(0, line.chunks, highest, low)
 
     def plain(index, sums):
-        exponent, loss, _ = base(index)
-        # dloss / dz, whose mean says how fast y turns the phase.
-        slope = -jnp.expm1(-loss) + line.q * jnp.exp(-loss)
+        exponent, nodes, _ = base(index)
         share = jnp.exp(exponent - top)
-        return sums[0] + jnp.sum(share), sums[1] + jnp.sum(share * slope)
+        return sums[0] + jnp.sum(share), sums[1] + jnp.sum(share * nodes.slope)
 
     mass, slope = jax.lax.fori_loop(0, line.chunks, plain, (zero, zero))
-    most = jnp.minimum(1.2, 10.0 * jnp.sqrt(line.v))
-    best = jnp.minimum(line.v * y * slope / mass, most)
+    most = jnp.minimum(1.2 / line.sd, 10.0)
+    best = jnp.minimum(line.sd * y * slope / mass, most)
     shifts = jnp.stack([0.5 * best, best, jnp.minimum(2.0 * best, most), 0.5 * most, most])
 
     def at(shift):
         def add(index, total):
-            exponent, loss, below = base(index)
-            _, moved, log_jump = _at(line, index, shift)
-            change = 0.5 * shift * shift / line.v + b * (moved.real - loss) - y * moved.imag
+            exponent, nodes, below = base(index)
+            moved = _at(line, index, shift)
+            change = moved.log_weight.real - nodes.log_weight.real
+            change = change + c * (moved.loss.real - nodes.loss.real) - y * moved.loss.imag
             if cut:
-                shifted = log_below(log_jump)
+                shifted = log_below(moved.log_jump)
                 change = change + jnp.where(exponent > -jnp.inf, shifted - below, 0.0)
             return total + jnp.sum(jnp.exp(exponent - top) * jnp.expm1(change))
 

@@ -30,10 +30,6 @@ class Integral(NamedTuple):
     chunks: Any  # int32, how many chunks of nodes it took
 
 
-def _sign(remove: jax.Array, dtype: Any) -> jax.Array:
-    return jnp.where(remove, 1.0, -1.0).astype(dtype)
-
-
 class _Step(NamedTuple):
     """One component's part on one chunk of the line."""
 
@@ -48,24 +44,17 @@ class _Step(NamedTuple):
 def _component(line: Line, y, beyond, row, remove) -> _Step:
     q, s, count = row
     dtype = q.dtype
-    b = saddle.order_of(line.c, remove)
+    c = line.c
     cut, between = line.cut.size > 0, line.cut.size > 1
     cuts = saddle.log_cut(line.cut, q)
-    contour = complex_moment.contour(
-        q,
-        s,
-        cuts,
-        jnp.minimum(b, 0.0),
-        jnp.maximum(b, 0.0),
-        fine=cut,
-        until=cuts[-1] if cut else None,
-    )
-    step = jnp.minimum(0.2, 1.0 / s)
+    until = cuts[-1] if cut else None
+    contour = complex_moment.contour(q, s, cuts, c, remove, fine=cut, until=until)
+    step = jnp.minimum(0.2 * s, 1.0)
     shifts = step * jnp.asarray(complex_moment.SHIFTS, dtype)
     first, last = (
-        complex_moment.log_norms(contour, b, at, shifts) for at in (y[0], y[-1])
+        complex_moment.log_norms(contour, c, at, shifts) for at in (y[0], y[-1])
     )
-    at_rest = complex_moment.log_norms(contour, b, jnp.zeros_like(b), jnp.zeros((1,), dtype))
+    at_rest = complex_moment.log_norms(contour, c, jnp.zeros_like(c), jnp.zeros((1,), dtype))
     ulp = float(jnp.finfo(dtype).eps)
     steps = jnp.asarray(complex_moment.SHIFTS, dtype)
     apart = steps[None, :] - steps[:, None]
@@ -94,11 +83,10 @@ def _component(line: Line, y, beyond, row, remove) -> _Step:
         norm = getattr(first, part) * (1.0 - at) + getattr(last, part) * at
         return jnp.exp(alias(norm)[:, best] - scale)
 
-    sign = _sign(remove, dtype)
     # One scale for the component: its moment on the real axis, where that is large.
     scale = jnp.where(at_rest.upper[0] > 1.0, at_rest.upper[0], 0.0)
     found = complex_moment.moments(
-        contour, jax.lax.complex(b + 0.0 * y, sign * y), sign * shifts[best], scale + 0.0 * y
+        contour, jax.lax.complex(c + 0.0 * y, y), shifts[best], scale + 0.0 * y
     )
     unit = jnp.exp(-scale)
     small = found.small[:, 0] if cut else found.excess
@@ -111,10 +99,10 @@ def _component(line: Line, y, beyond, row, remove) -> _Step:
         gap = complex_moment.log1p(part / (unit + small))
         gap_error = found.between_error[:, 0] + rule_error("between")
         gap_error = gap_error / jnp.abs(unit + small + part)
-    decay = count * complex_moment.log_decay(contour, b, beyond)
+    decay = count * complex_moment.log_decay(contour, c, beyond)
     log_big = jnp.full_like(decay, -jnp.inf)
     if between:
-        far = complex_moment.log_norms(contour, b, beyond, shifts[6:])
+        far = complex_moment.log_norms(contour, c, beyond, shifts[6:])
         log_big = jnp.log(count) + jnp.min(far.between) - at_rest.upper[0] + math.log(2.0)
     return _Step(
         count * log_small,

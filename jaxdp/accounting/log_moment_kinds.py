@@ -113,13 +113,12 @@ def _half_line(panels: int, scale: jax.Array, end: jax.Array) -> tuple[jax.Array
     """Gauss-Legendre nodes on [0, end] that crowd at 0 on a scale, with log weights."""
     points, weights = np.polynomial.legendre.leggauss(16)
     place = (np.arange(panels)[:, None] + 0.5 + 0.5 * points).ravel() / panels
-    place = jnp.asarray(place, scale.dtype)[None, :]
+    nodes = jnp.asarray(place, scale.dtype)[None, :]
     log_weight = jnp.asarray(np.log(np.tile(0.5 * weights, panels) / panels), scale.dtype)[None, :]
     stretch = jnp.log1p(end / scale)[:, None]
     scale = scale[:, None]
-    return scale * jnp.expm1(stretch * place), log_weight + jnp.log(scale * stretch) + (
-        stretch * place
-    )
+    log_step = log_weight + jnp.log(scale * stretch) + stretch * nodes
+    return scale * jnp.expm1(stretch * nodes), log_step
 
 
 def _log_negative_excess(log_ratio: jax.Array, t: jax.Array) -> jax.Array:

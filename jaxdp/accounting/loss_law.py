@@ -49,7 +49,7 @@ class Laws(NamedTuple):
 
     kind: str
     columns: tuple[np.ndarray, ...]
-    count: np.ndarray
+    times: np.ndarray  # how often each row is taken
 
 
 class Masses(NamedTuple):
@@ -61,8 +61,8 @@ class Masses(NamedTuple):
 
 
 def _laws(kind: str, columns: tuple[Any, ...], count: Any) -> Laws:
-    columns = tuple(np.atleast_1d(np.asarray(column, np.float64)) for column in columns)
-    return Laws(kind, columns, np.atleast_1d(np.asarray(count, np.float64)))
+    rows = tuple(np.atleast_1d(np.asarray(column, np.float64)) for column in columns)
+    return Laws(kind, rows, np.atleast_1d(np.asarray(count, np.float64)))
 
 
 def _kept(columns: tuple[Any, ...], released: Any) -> tuple[np.ndarray, ...]:
@@ -80,28 +80,30 @@ def _log_binomial(n: float, q: float, j: np.ndarray) -> np.ndarray:
     return log_choose + j * math.log(q) + (n - j) * math.log1p(-q)
 
 
-def _overflow(n: float, q: float, capacity: float) -> tuple[float, float]:
-    """For n others: the probability that they fill the capacity, and of being in all the same.
+def _overflow(n: float, q: float, capacity: float) -> tuple[float, float, float]:
+    """For n others: the probability that they fill the capacity, or not, and of being in even so.
 
-    P(X >= B) and P(in | X >= B) with X ~ Bin(n, q): the one more is sampled with probability q and
-    kept with probability B / (X + 1). Both are rounded up by more than lgamma's error.
+    P(X >= B), P(X < B) and P(in | X >= B) with X ~ Bin(n, q): the one more is sampled with
+    probability q and kept with probability B / (X + 1). All are rounded up by more than lgamma's
+    error, 4 ulps of n log n.
     """
     if n < capacity or q == 0.0:
-        return 0.0, 0.0
+        return 0.0, 1.0, 0.0
     if q == 1.0:
-        return 1.0, capacity / (n + 1.0)
+        return 1.0, 0.0, capacity / (n + 1.0)
     spread = math.sqrt(n * q * (1.0 - q)) + 1.0
     # Beyond 40 standard deviations and 200 the terms are below 1e-60 of the largest.
     last = min(n, max(capacity, n * q) + 40.0 * spread + 200.0)
     first = max(capacity, math.floor(n * q - 40.0 * spread - 200.0))
     j = np.arange(first, math.floor(last) + 1.0)
     terms = np.exp(_log_binomial(n, q, j))
-    margin = 1.0 + 1e-14 * (1.0 + n * math.log(n + 2.0)) / 16.0 + 1e-12
+    margin = 1.0 + 1e-15 * (n * math.log(n + 2.0) + 1e3)
     filled = terms.sum()
     if filled <= 0.0:  # below the smallest number there is
-        return np.finfo(float).tiny, q
+        return np.finfo(float).tiny, 1.0, q
     kept = (terms * capacity / (j + 1.0)).sum() / filled
-    return min(filled * margin, 1.0), min(q * kept * margin, q)
+    rest = max(1.0 - filled / margin, 0.0)
+    return min(filled * margin, 1.0), rest, min(q * kept * margin, q)
 
 
 def laws_of(steps: Steps, add: bool) -> list[Laws]:
@@ -131,11 +133,9 @@ def laws_of(steps: Steps, add: bool) -> list[Laws]:
         q, s, n, capacity, count = steps.truncated_gaussian
         released = (count > 0.0) & (q > 0.0) & (s < np.inf)
         q, s, n, capacity, count = _kept(steps.truncated_gaussian, released)
-        odds = np.array([_overflow(*row) for row in zip(n, q, capacity, strict=True)])
-        odds = odds.reshape(-1, 2)
-        # The two shares add up to a little more than 1, since the first is rounded up.
-        shares = (odds[:, 0], np.minimum(1.0 - odds[:, 0] * (1.0 - 1e-6), 1.0))
-        found.append(_laws(f"truncated_{side}", (*shares, odds[:, 1], q, _inverse(s)), count))
+        rows_of_odds = [_overflow(*row) for row in zip(n, q, capacity, strict=True)]
+        odds = tuple(np.array(rows_of_odds).reshape(-1, 3).T)
+        found.append(_laws(f"truncated_{side}", (*odds, q, _inverse(s)), count))
     if steps.randomized_response is not None:
         for p, k, count in zip(*steps.randomized_response, strict=True):
             if count > 0.0 and k > 1.0 and p < 1.0:
@@ -149,7 +149,7 @@ def laws_of(steps: Steps, add: bool) -> list[Laws]:
         for s, sensitivity, count in zip(*steps.discrete_gaussian, strict=True):
             if count > 0.0 and sensitivity > 0.0 and s < math.inf:
                 found.append(_discrete_gaussian(s, sensitivity, count))
-    return [laws for laws in found if laws.count.size]
+    return [laws for laws in found if laws.times.size]
 
 
 def _discrete_gaussian(s: float, sensitivity: float, count: float) -> Laws:
@@ -191,7 +191,7 @@ def _unsampled_loss(y: jax.Array, q: jax.Array) -> jax.Array:
 # ---- cells of continuous laws
 
 
-def _split(first: jax.Array, y: jax.Array, h: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _split(first: Any, y: jax.Array, h: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The shares of a mass at y that the lower and the upper end of its cell get."""
     into = jnp.clip(y - first, 0.0, h)
     whole = -jnp.expm1(-h)
@@ -268,15 +268,16 @@ class _Cells(NamedTuple):
 
 def _cells(base: Any, q: jax.Array, y: jax.Array, h: jax.Array, add: bool) -> _Cells:
     """A continuous base law after sampling, on the grid y of spacing h."""
+    low_end, high_end = base.coordinate(jnp.asarray([-jnp.inf, jnp.inf], y.dtype))
     x = base.coordinate(_unsampled_loss(-y if add else y, q))
-    a, b, first = (x[1:], x[:-1], y[:-1]) if add else (x[:-1], x[1:], y[:-1])
-
-    def mass(low, high):  # under P
-        without, with_it = base.masses(low, high)
-        return without if add else (1.0 - q) * without + q * with_it
-
+    # In the order of the losses: what is below the grid, the cells, what is above.
+    ends = (high_end, low_end) if add else (low_end, high_end)
+    x = jnp.concatenate([ends[0][None], x, ends[1][None]])
+    a, b = (x[1:], x[:-1]) if add else (x[:-1], x[1:])
     without, with_it = base.masses(a, b)
-    total = mass(a, b)
+    total = without if add else (1.0 - q) * without + q * with_it
+    below, above, first = total[0], total[-1], y[:-1]
+    a, b, without, with_it, total = (part[1:-1] for part in (a, b, without, with_it, total))
     gap = q * (with_it - without)
     bounded = jnp.minimum(first, 600.0)
     inward = -without * jnp.expm1(bounded)
@@ -287,21 +288,21 @@ def _cells(base: Any, q: jax.Array, y: jax.Array, h: jax.Array, add: bool) -> _C
     finite = jnp.isfinite(a) & jnp.isfinite(b)
     left, width = jnp.where(finite, a, 0.0), jnp.where(finite, b - a, 1.0)
     narrow = finite & (width * base.rate(left + 0.5 * width) < 1.0)
-    narrow_down, narrow_up = jnp.zeros_like(up), jnp.zeros_like(up)
-    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+
+    def add_node(sums, node_and_weight):
+        node, weight = node_and_weight
         place = left + (0.5 + node) * width
         low, high = base.densities(place)
         density = weight * width * (low if add else (1.0 - q) * low + q * high)
         loss = sampled_loss(base.loss(place), q)
         to_lower, to_upper = _split(first, -loss if add else loss, h)
-        narrow_down = narrow_down + density * to_lower
-        narrow_up = narrow_up + density * to_upper
-    low_end, high_end = base.coordinate(jnp.asarray([-jnp.inf, jnp.inf], y.dtype))
+        return (sums[0] + density * to_lower, sums[1] + density * to_upper), None
+
+    rule = jnp.asarray(_NODES, y.dtype), jnp.asarray(_WEIGHTS, y.dtype)
+    none = jnp.zeros_like(up)
+    (narrow_down, narrow_up), _ = jax.lax.scan(add_node, (none, none), rule)
     return _Cells(
-        jnp.where(narrow, narrow_down, down),
-        jnp.where(narrow, narrow_up, up),
-        mass(x[0], high_end) if add else mass(low_end, x[0]),
-        mass(low_end, x[-1]) if add else mass(x[-1], high_end),
+        jnp.where(narrow, narrow_down, down), jnp.where(narrow, narrow_up, up), below, above
     )
 
 
@@ -361,10 +362,9 @@ def _truncated(columns: Any, y: jax.Array, h: jax.Array, add: bool) -> Masses:
     the two happened only adds information: the loss law is the mixture of the two.
     """
     full, rest, c, q, mu = columns
-    some = jnp.where(c > 0.0, c, q)
-    exchanged = _gaussian((some, 2.0 * mu), y, h, add)
-    sampled = _gaussian((q, mu), y, h, add)
-    return Masses(*(full * e + rest * s for e, s in zip(exchanged, sampled, strict=True)))
+    rates, shifts = jnp.stack([jnp.where(c > 0.0, c, q), q]), jnp.stack([2.0 * mu, mu])
+    both = jax.lax.map(lambda row: _gaussian(row, y, h, add), (rates, shifts))
+    return jax.tree.map(lambda part: full * part[0] + rest * part[1], both)
 
 
 def _without_replacement(columns: Any, y: jax.Array, h: jax.Array, add: bool) -> Masses:
@@ -393,7 +393,8 @@ def _without_replacement(columns: Any, y: jax.Array, h: jax.Array, add: bool) ->
 
 def _lattice(columns: Any, y: jax.Array, h: jax.Array, add: bool) -> Masses:
     del add  # symmetric
-    return _atoms(*columns, y, h)
+    losses, atoms = columns
+    return _atoms(losses, atoms, y, h)
 
 
 _KINDS = {

@@ -20,11 +20,11 @@ _SPREAD = 1.5e-5
 
 
 class Sketch(NamedTuple):
-    """A law by atoms: losses [n] ascending, the logs of their P-masses [n], and the count."""
+    """A law by atoms: losses [n] ascending, the logs of their P-masses [n], and how often."""
 
     losses: np.ndarray
     log_masses: np.ndarray
-    count: float
+    times: float
 
 
 class Plan(NamedTuple):
@@ -68,9 +68,11 @@ def _laplace(q: float, r: float, add: bool) -> tuple[np.ndarray, np.ndarray]:
 def _atoms_of(kind: str, row: tuple[Any, ...], reach: float) -> tuple[np.ndarray, np.ndarray]:
     add = kind.endswith("_add")
     if kind.startswith("gaussian"):
-        return _gaussian(*row, add, reach)
+        q, mu = row
+        return _gaussian(q, mu, add, reach)
     if kind.startswith("laplace"):
-        return _laplace(*row, add)
+        q, r = row
+        return _laplace(q, r, add)
     if kind == "lattice":
         kept = row[1] > 0.0
         return row[0][kept], np.log(row[1][kept])
@@ -99,7 +101,7 @@ def sketches(found: list[Laws], log_delta: float) -> list[list[Sketch]]:
     result = []
     for laws in found:
         rows = []
-        for i, count in enumerate(laws.count):
+        for i, count in enumerate(laws.times):
             reach = math.sqrt(2.0 * (40.0 - log_delta + math.log(count)))
             losses, log_masses = _atoms_of(laws.kind, tuple(c[i] for c in laws.columns), reach)
             order = np.argsort(losses, kind="stable")
@@ -177,14 +179,14 @@ def _cut(
 ) -> tuple[float, float, float]:
     """The cut with the least rounding, and the tilts of the two parts; no cut if none is needed."""
     # Log of the rounding over delta, less the Chernoff exponent k - t epsilon.
-    unit = math.log(4e-15 * sum(row.count for row in rows)) - log_delta
+    unit = math.log(4e-15 * sum(row.times for row in rows)) - log_delta
     whole = float(log_mgf(rows, np.array([theta]))[0]) - theta * epsilon + unit
     best = (whole, math.inf, theta, theta)
     if whole < math.log(1e-6):
         return best[1:]
     for share in (0.03, 0.06, 0.12, 0.25, 0.4, 0.6):
         cut = share * epsilon
-        rare = sum(row.count * np.exp(row.log_masses[row.losses > cut]).sum() for row in rows)
+        rare = sum(row.times * np.exp(row.log_masses[row.losses > cut]).sum() for row in rows)
         if rare > 0.1:
             continue
 
@@ -253,7 +255,7 @@ def plan(
     window = max(window, 1.02 * widest, 1.5 * (top - epsilon), 1e-300)
     if whole:
         window = max(window, 1.01 * top)
-    steps = sum(row.count for row in rows)
+    steps = sum(row.times for row in rows)
     spacing = math.sqrt(12.0 * _SPREAD * max(epsilon, 1e-3 * window) / (steps * (1.0 + theta_g)))
     size = 4 ** math.ceil(0.5 * math.log2(max(window / spacing, 1.0)))
     size = int(min(max(size, _SMALLEST), largest))
@@ -269,7 +271,7 @@ def plan(
 
 def _below(sketch: Sketch, end: float) -> Sketch:
     inside = sketch.losses <= end
-    return Sketch(sketch.losses[inside], sketch.log_masses[inside], sketch.count)
+    return Sketch(sketch.losses[inside], sketch.log_masses[inside], sketch.times)
 
 
 def _lattice_step(laws: Laws) -> float:
@@ -285,7 +287,7 @@ def _lattice_step(laws: Laws) -> float:
 
 def _aligned(found: list[Laws], spacing: float) -> float:
     """The spacing, made a little larger so that the atoms of one law lie on the grid."""
-    for laws in sorted(found, key=lambda laws: -float(laws.count.max())):
+    for laws in sorted(found, key=lambda laws: -float(laws.times.max())):
         step = _lattice_step(laws)
         if step >= spacing:
             return step / math.floor(step / spacing)

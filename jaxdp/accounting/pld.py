@@ -166,10 +166,12 @@ def _law(
     law = loss_law.masses(kind, row, start, h, size)
     y = start + h * jnp.arange(size, dtype=h.dtype)
     beyond = jnp.sum(jnp.where(y > last, law.grid, 0.0))
+    # Probabilities that were rounded up add up to more than 1.
+    excess = jnp.maximum(jnp.sum(law.grid) + law.infinite - 1.0, 0.0)
     law = law._replace(grid=jnp.where(y > last, 0.0, law.grid), infinite=law.infinite + beyond)
     log_mass = jnp.where(law.grid > 0.0, jnp.log(jnp.maximum(law.grid, 1e-323)), -jnp.inf)
     theta_b, theta_g, cut, right, left = tilts
-    found = {"infinite": law.infinite, "start": start}
+    found = {"infinite": law.infinite, "start": start, "excess": excess}
     found["bulk"] = _bulk(log_mass, y, theta_b, cut, e)
     inside = jnp.where(y <= cut, log_mass, -jnp.inf)
     found["right"] = _log_sum(inside + (theta_b + right) * y)
@@ -261,6 +263,7 @@ def _sum_of(
     shift = found["furthest"] * loss_law.LOCATION_ULPS * eps + steps * h * loss_law.SNAP * 2.0
     largest = jnp.maximum(theta_b, theta_g) if split else theta_b
     slack = eps * (steps * loss_law.MASS_ULPS + 16.0 * largest * found["furthest"])
+    slack = slack + found["excess"]
     log_under = jnp.minimum(found["left"] + left * y[0], 0.0)
     infinite = found["infinite"] * (1.0 + 1e-9)
     return Sum(y, parts, infinite, log_under, found["spread"], shift, slack)
@@ -313,52 +316,69 @@ def _log_lower(law: Sum, epsilon: jax.Array) -> jax.Array:
     return jnp.where(some, gained + jnp.log1p(-ratio), -jnp.inf)
 
 
-def _solved(excess: Any, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two ends around the zero of a decreasing function, excess(low) > 0 >= excess(high).
+def _next(i: jax.Array, a: jax.Array, b: jax.Array, fa: jax.Array, fb: jax.Array) -> jax.Array:
+    """Where to look between a and b: by the Illinois rule, every third time in the middle."""
+    known = jnp.isfinite(fa) & jnp.isfinite(fb) & (fa > fb)
+    share = jnp.where(known, fa / jnp.where(known, fa - fb, 1.0), 0.5)
+    return jnp.where(i % 3 == 2, 0.5 * (a + b), a + (b - a) * jnp.clip(share, 1e-6, 1.0 - 1e-6))
 
-    The Illinois rule, with every third step a bisection.
-    """
 
-    def step(i, carry):
+def _least_known(excess: Any, low: jax.Array, high: jax.Array) -> jax.Array:
+    """Nearly the least x with excess(x) <= 0, a decreasing function; inf if excess(high) > 0."""
+
+    def look(i, carry):
         a, b, fa, fb = carry
-        slope = jnp.where((fa > fb) & jnp.isfinite(fa - fb), fa / (fa - fb), 0.5)
-        x = jnp.where(i % 3 == 2, 0.5 * (a + b), a + (b - a) * jnp.clip(slope, 1e-6, 1 - 1e-6))
+        x = jnp.where(i == 0, low, jnp.where(i == 1, high, _next(i, a, b, fa, fb)))
         f = excess(x)
-        right = f <= 0.0
-        return (
-            jnp.where(right, a, x),
-            jnp.where(right, x, b),
-            jnp.where(right, 0.5 * fa, f),
-            jnp.where(right, f, 0.5 * fb),
-        )
+        below = f <= 0.0
+        found = (jnp.where(below, a, x), jnp.where(below, x, b))
+        # The end that stays loses half its weight.
+        values = (jnp.where(below, 0.5 * fa, f), jnp.where(below, f, 0.5 * fb))
+        settled = (b == low) | ((i > 1) & (b == jnp.inf))
+        return jax.tree.map(lambda new, old: jnp.where(settled, old, new), (*found, *values), carry)
 
-    a, b, _, _ = jax.lax.fori_loop(0, 30, step, (low, high, excess(low), excess(high)))
-    return a, b
+    inf = jnp.full_like(low, jnp.inf)
+    return jax.lax.fori_loop(0, 32, look, (low, inf, inf, -inf))[1]
+
+
+def _greatest_known(excess: Any, low: jax.Array, high: jax.Array) -> jax.Array:
+    """Nearly the greatest x in [low, high] with excess(x) > 0, of a function that need not be
+    monotone far from there; 0 if none is found."""
+    steps = 24
+
+    def look(i, carry):
+        a, b, fa, fb = carry
+        begin = high - (high - low) * 0.5 ** i.astype(high.dtype)
+        x = jnp.where(i < steps, begin, _next(i, a, b, fa, fb))
+        f = excess(x)
+        above, first = f > 0.0, i < steps
+        # While beginning, x ascends: whatever lies above the last one known is open again.
+        open_end = jnp.where(first, jnp.where(above, high, jnp.where(b == high, x, b)), b)
+        new_b = jnp.where(above | first, open_end, x)
+        new_fb = jnp.where(above, jnp.where(first, -jnp.inf, 0.5 * fb), f)
+        return jnp.where(above, x, a), new_b, jnp.where(above, f, 0.5 * fa), new_fb
+
+    start = (
+        jnp.full_like(low, -1.0),
+        high,
+        jnp.full_like(low, jnp.inf),
+        -jnp.full_like(low, jnp.inf),
+    )
+    return jnp.maximum(jax.lax.fori_loop(0, steps + 24, look, start)[0], 0.0)
 
 
 def _epsilons(
     laws: Any, ends: Any, h: Any, bottom: Any, tilts: Any, log_delta: Any, **static: Any
-) -> Any:
+) -> tuple[jax.Array, jax.Array]:
     law = _sum_of(laws, ends, h, bottom, tilts, **static)
-    top = law.y[-1]
-    zero = jnp.zeros_like(top)
-
-    def above(epsilon):
-        return _log_upper(law, epsilon) - log_delta
-
-    def below(epsilon):
-        return _log_lower(law, epsilon) - log_delta
-
-    _, upper = _solved(above, zero, top)
-    upper = jnp.where(above(zero) <= 0.0, 0.0, jnp.where(above(top) <= 0.0, upper, jnp.inf))
-    # What is known from below need not be monotone: begin at the last point that is known.
+    zero, top = jnp.zeros_like(log_delta), law.y[-1]
+    upper = _least_known(lambda epsilon: _log_upper(law, epsilon) - log_delta, zero, top)
     end = jnp.minimum(upper, top)
-    points = end - (end - jnp.clip(law.y[0], 0.0, end)) * 2.0 ** -jnp.arange(24.0, dtype=end.dtype)
-    known = jax.lax.map(below, points) > 0.0
-    begin = jnp.max(jnp.where(known, points, 0.0))
-    lower, _ = _solved(below, begin, end)
-    lower = jnp.where(jnp.any(known), lower, 0.0)
-    return lower, upper, law.y[0]
+    begin = jnp.clip(law.y[0], zero, end)
+    return (
+        _greatest_known(lambda epsilon: _log_lower(law, epsilon) - log_delta, begin, end),
+        upper,
+    )
 
 
 def _log_deltas(
@@ -369,7 +389,7 @@ def _log_deltas(
 
 
 def _arguments(found: list[loss_law.Laws], chosen: loss_plan.Plan) -> tuple[tuple[Any, ...], Any]:
-    laws = tuple((row.columns, row.count) for row in found)
+    laws = tuple((row.columns, row.times) for row in found)
     kinds = tuple(row.kind for row in found)
     tilts = tuple(min(tilt, 1e300) for tilt in chosen.tilts)
     grids = tuple(zip(chosen.starts, chosen.ends, strict=True))
@@ -394,7 +414,7 @@ def _refuse_traced(*trees: Any) -> None:
 
 def _checked_laws(steps: Steps, add: bool) -> list[loss_law.Laws]:
     found = loss_law.laws_of(steps, add)
-    if sum(laws.count.sum() for laws in found) > _MOST_STEPS:
+    if sum(laws.times.sum() for laws in found) > _MOST_STEPS:
         _validate.refuse("count", "more steps", f"at most {_MOST_STEPS:.0e} for this accountant")
     return found
 
@@ -420,7 +440,7 @@ def _one_epsilon(steps: Steps, log_delta: float, add: bool) -> tuple[float, floa
     for largest, whole in ((2**12, True), (2**12, False), (loss_plan.LARGEST, False)):
         chosen = loss_plan.plan(found, sketched, log_delta, guess, largest=largest, whole=whole)
         arguments, static = _arguments(found, chosen)
-        low, high, _ = _precision.evaluate(_epsilons, *arguments, log_delta, **static)
+        low, high = _precision.evaluate(_epsilons, *arguments, log_delta, **static)
         # A NaN, if arithmetic broke down, is no bound and leaves the ends as they are.
         lower, upper = max(lower, low), min(upper, high)
         guess = min(guess, upper)

@@ -52,11 +52,6 @@ def log_cut(cut: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.log1p(-q) + log_excess
 
 
-def order_of(c: jax.Array, remove: jax.Array) -> jax.Array:
-    """The power of the likelihood ratio, P over Q, whose mean under Q is the moment at c."""
-    return jnp.where(remove, 1.0 + c, -c)
-
-
 def _log_chernoff(c: jax.Array) -> jax.Array:
     """log of the largest (1 - e^-x) e^(-c x): delta is at most this times M(c) e^(-c epsilon)."""
     return c * jnp.log(c) - (1.0 + c) * jnp.log1p(c)
@@ -67,22 +62,18 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     dtype = c.dtype
     cs = c * jnp.asarray(_ORDERS, dtype)
     cuts = epsilon * jnp.asarray(_CUTS, dtype)
-    # The last order, c = 0, measures probability under P.
-    orders = order_of(jnp.append(cs, 0.0), remove)
-    complex_orders = orders.astype(jnp.result_type(dtype, jnp.complex64))
+    # The last order, c = 0, measures probability.
+    orders = jnp.append(cs, 0.0).astype(jnp.result_type(dtype, jnp.complex64))
     # Orders far above c serve only to see that the moment is huge there.
     furthest = jnp.where(remove, 4.0 * c, cs[-1])
-    top = order_of(furthest, remove)
     zero = jnp.zeros((), dtype)
     highest = math.exp(0.98 * complex_moment.overflow(dtype))
 
     def add(totals, row):
         q, s, count = row
 
-        line = complex_moment.contour(
-            q, s, log_cut(cuts, q), jnp.minimum(top, 0.0), jnp.maximum(top, 1.0)
-        )
-        found = complex_moment.moments(line, complex_orders, zero, jnp.zeros_like(orders))
+        line = complex_moment.contour(q, s, log_cut(cuts, q), furthest, remove)
+        found = complex_moment.moments(line, orders, zero, jnp.zeros(orders.shape, dtype))
         trusted = jnp.where(found.excess.real < highest, found.excess.real, jnp.inf)
         lesser = jnp.where(found.small.real < highest, found.small.real, jnp.inf)
         upper = jnp.concatenate([lesser[:, 1:], trusted[:, None]], axis=1)
@@ -151,8 +142,9 @@ def _part(log_moment, table, epsilon, log_mass, wanted, cut, width) -> _Part:
     gap = c[None, :] - c[:, None]
     right = jnp.where(gap > 0.0, (chernoff[None, :] - wanted) / jnp.where(gap > 0.0, gap, 1.0), jnp.inf)
     periods = jnp.maximum(jnp.maximum(log_mass - wanted, 1.0) / c, jnp.min(right, axis=1))
-    # A peak fifty times the least costs little, if the period is shorter for it.
-    allowed = height <= jnp.min(height) + 4.0
+    # Digits to spare are traded for a shorter period.
+    spare = 4.0 if c.dtype == jnp.float64 else 0.5
+    allowed = height <= jnp.min(height) + spare
     at = jnp.argmin(jnp.where(allowed, periods, jnp.inf))
     period = periods[at]
     deviation, skewness = _shape(log_moment, c, at)

@@ -41,8 +41,10 @@ _CHUNK = 128  # nodes in one go
 _MOST_CHUNKS = 4096
 _EVERY = 4  # norms are right to a few per cent on every fourth node
 _SQUARINGS = 4  # the partition's power is 2^4
-# Shifts that are tried, in units of a step; beyond pi / 2 the partition would grow.
+# Shifts that are tried, in steps of 0.2 in z or of one standard deviation, the smaller one;
+# beyond pi / 2 the partition would grow.
 SHIFTS = np.arange(-6, 8)
+_STEP_ANGLE, _STEP_DEVIATIONS = 0.2, 1.0
 
 
 class Contour(NamedTuple):
@@ -128,6 +130,16 @@ def contour(
     chunks = jnp.where(chunks <= _MOST_CHUNKS, jnp.maximum(chunks, 1.0), 1.0)
     first, spacing, log_cut = jax.lax.stop_gradient((first, spacing, log_cut))
     return Contour(q, sd, first, spacing, chunks.astype(jnp.int32), log_cut, remove)
+
+
+def shift_step(line: Contour) -> jax.Array:
+    """The unit of SHIFTS, in standard deviations of z."""
+    return jnp.minimum(_STEP_ANGLE / line.sd, _STEP_DEVIATIONS)
+
+
+def end_of(line: Contour) -> jax.Array:
+    """The largest z among the nodes."""
+    return line.sd * (line.spacing * (line.first + _CHUNK * line.chunks) - 0.5 * line.sd)
 
 
 class _Nodes(NamedTuple):
@@ -299,8 +311,14 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
     )
 
 
-def log_norms(line: Contour, c: jax.Array, y: jax.Array, shifts: jax.Array) -> LogNorms:
-    """Norms at the order c + i y for each shift [shifts]; a negative one is away from decay."""
+def log_norms(
+    line: Contour, c: jax.Array, y: jax.Array, shifts: jax.Array, largest: jax.Array
+) -> LogNorms:
+    """Norms at the order c + i y for each shift [shifts]; a negative one is away from decay.
+
+    Orders count with the size that they have at c + i ``largest``, so that the logarithms are
+    convex in y up to there.
+    """
     dtype = line.sd.dtype
     nothing = jnp.full((), -jnp.inf, dtype)
     # The coarse nodes must stay on the fine ones: the first of them does.
@@ -315,11 +333,11 @@ def log_norms(line: Contour, c: jax.Array, y: jax.Array, shifts: jax.Array) -> L
             log_weight, loss, _, log_jump = _at(coarse, index, shift)
             exponent = log_weight.real + c * loss.real - y * loss.imag
             tiny = float(jnp.finfo(dtype).tiny)
-            log_size = 0.5 * jnp.log(c * c + y * y) + jnp.log(jnp.abs(loss) + tiny)
+            log_size = 0.5 * jnp.log(c * c + largest * largest) + jnp.log(jnp.abs(loss) + tiny)
             size = jnp.exp(jnp.minimum(log_size, 30.0))
             direct = jnp.logaddexp(exponent, log_weight.real + jnp.log1p(size))
             squared = log_weight.real + 2.0 * log_size + size
-            excess = jnp.where(size < 1.0, jnp.minimum(squared, direct), direct)
+            excess = jnp.where(size < 1.0, squared, direct)
             values = [excess, nothing[None], exponent]
             if line.log_cut.size > 0:
                 above, below, between = (

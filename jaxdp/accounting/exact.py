@@ -1,191 +1,430 @@
-"""The exact accountant: epsilon and delta bracketed by line integrals, in both directions."""
+r"""The exact accountant: epsilon and delta between certified bounds, with their derivatives.
 
-import math
+For runs of Gaussians and Poisson-sampled Gaussians, any mix. Both directions are bracketed, the
+example removed and the example added, and the larger one counts; where the Chernoff bound already
+puts adding below removing, the line integral of adding is left out.
+
+*From delta to epsilon.* At one epsilon the integral gives U >= delta >= L, the slope of the sum S1
+and a bound B on its second derivative nearby. Moving epsilon by d changes the sum by at most
+-d S1 + d^2 B / 2, so the least d with U - d S1 + d^2 B / 2 <= target is enough, and the largest with
+L - d S1 - d^2 B / 2 >= target still too little. Newton's method brings d to rounding size; how it
+got there does not enter. What is not certified (a sum that is not finite, a search that does not
+settle) falls back on Renyi DP.
+"""
+
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxdp.accounting import composition, conversion, line_integral, saddle
-from jaxdp.accounting.saddle import Run
+from jaxdp.accounting.saddle import Run, Table
+
+_MOST_STEPS = 14
+# Chunks of nodes: for a law as it is where it could be split, where it could not, for a part.
+_FIRST_CHUNKS, _MOST_CHUNKS, _PART_CHUNKS = 8, 64, 256
+
+
+class Bounds(NamedTuple):
+    """A quantity between two certified numbers."""
+
+    lower: Any
+    upper: Any
+
+
+class _Side(NamedTuple):
+    """One direction."""
+
+    run: Run
+    table: Table
+    remove: Any  # bool scalar
 
 
 class _Delta(NamedTuple):
     """delta at one epsilon, over a reference."""
 
-    value: Any
-    error: Any  # bound on what value may be above or below the sum it stands for
-    above: Any  # part of delta that is only bounded, and not in value
-    alias: Any  # bound on what the trapezoid rules add
+    value: Any  # the sums
+    error: Any  # bound on how far they are off
     slope: Any
     bend: Any
     most_bend: Any
-    split: Any  # bool, whether the law was split at a cut
+    left_out: Any  # bound on the parts of the law that were left out
+    split: Any  # bool, whether the law had to be split
 
 
-def _settings(dtype):
-    double = dtype == jnp.float64
-    return (1e-11, 1e-9) if double else (1e-6, 3e-5)
+def applies(steps: composition.Steps) -> bool:
+    """Whether a run has Gaussians only, sampled or not."""
+    others = steps._replace(gaussian=None, sampled_gaussian=None)
+    return all(rows is None for rows in others)
 
 
-def _delta(run, table, epsilon, log_reference, log_delta, split, remove) -> _Delta:
-    """delta(epsilon) / exp(log_reference), delta being about exp(log_delta)."""
-    dtype = epsilon.dtype
-    tolerance, good = _settings(dtype)
+def _run_of(steps: composition.Steps, dtype: Any) -> Run:
+    none = jnp.zeros((0,), dtype)
+    q, s, count = steps.sampled_gaussian or (none, none, none)
+    mu_squared = jnp.zeros((), dtype) if steps.gaussian is None else steps.gaussian
+    # Traced probabilities may turn out to be 1 (a Gaussian) or 0 (nothing).
+    whole = q == 1.0
+    noise = jnp.where(whole, s, 1.0)
+    mu_squared = mu_squared + jnp.sum(jnp.where(whole, count / noise / noise, 0.0))
+    idle = whole | (q == 0.0) | (count == 0.0) | (s == jnp.inf)
+    return Run(
+        mu_squared,
+        jnp.where(idle, 0.5, q),
+        jnp.where(idle, 1.0, s),
+        jnp.where(idle, 0.0, count),
+    )
+
+
+def _scaled(found: line_integral.Integral, log_delta: jax.Array) -> tuple[Any, ...]:
+    size = jnp.exp(found.scale - log_delta)
+    sums = (found.value, found.error, found.slope, found.bend, found.most_bend)
+    return tuple(part * size for part in sums)
+
+
+class _Pieces(NamedTuple):
+    """The line integrals that delta was computed from, with the chunks that each took."""
+
+    plan: saddle.Plan
+    whole: Any  # int32; 0 where the law was split
+    below: Any  # int32
+    parts: Any  # int32 [k]
+
+
+def _delta(side: _Side, epsilon, log_delta, split) -> tuple[_Delta, _Pieces]:
+    """delta(epsilon) / exp(log_delta), which should be about 1."""
+    run, table, remove = side
+    good = 1e-9 if epsilon.dtype == jnp.float64 else 3e-5
     plan = saddle.plan(table, epsilon, log_delta, remove)
-
-    def over(found):
-        size = jnp.exp(found.scale - log_reference)
-        sums = (found.value, found.slope, found.bend, found.most_bend, found.error)
-        return tuple(part * size for part in sums)
-
-    def line(where, most):
-        return over(line_integral.integrate(run, epsilon, where, remove, tolerance, most))
-
-    whole_first = ~(split & plan.can_split)
-    most = jnp.where(whole_first, jnp.where(plan.can_split, 8, 64), 0)
-    whole = line(plan.whole, most)
-    fine = whole_first & (whole[4] <= good * whole[0])
-    again = plan.can_split & ~fine
-    below = line(plan.below, jnp.where(again & plan.use_below, 256, 0))
+    as_it_is = ~(split & plan.can_split)
+    most = jnp.where(plan.can_split, _FIRST_CHUNKS, _MOST_CHUNKS)
+    whole = line_integral.integrate(
+        run, epsilon, plan.whole, remove, jnp.where(as_it_is, most, 0)
+    )
+    whole_sums = _scaled(whole, log_delta)
+    again = plan.can_split & ~(as_it_is & (whole_sums[1] <= good * whole_sums[0]))
+    most = jnp.where(again & plan.use_below, _PART_CHUNKS, 0)
+    below = line_integral.integrate(run, epsilon, plan.below, remove, most)
+    kept = again & plan.use_below
+    start = tuple(jnp.where(kept, part, 0.0) for part in _scaled(below, log_delta))
 
     def add(total, part):
-        where, used = part
-        used = again & used
-        found = line(where, jnp.where(used, 256, 0))
-        return tuple(t + jnp.where(used, f, 0.0) for t, f in zip(total, found, strict=True)), None
+        line, used = part
+        most = jnp.where(again & used, _PART_CHUNKS, 0)
+        found = line_integral.integrate(run, epsilon, line, remove, most)
+        sums = _scaled(found, log_delta)
+        return tuple(
+            old + jnp.where(again & used, new, 0.0) for old, new in zip(total, sums, strict=True)
+        ), found.chunks
 
-    start = tuple(jnp.where(again & plan.use_below, part, 0.0) for part in below)
-    pieces, _ = jax.lax.scan(add, start, (plan.parts, plan.used))
+    pieces, chunks = jax.lax.scan(add, start, (plan.parts, plan.used))
     # Of two certified answers the one that is known better.
-    better = again & ~(pieces[4] > whole[4]) | ~whole_first
-    value, slope, bend, most_bend, error = (
-        jnp.where(better, piece, part) for piece, part in zip(pieces, whole, strict=True)
+    better = again & (~(pieces[1] > whole_sums[1]) | ~as_it_is)
+    chosen = (jnp.where(better, a, b) for a, b in zip(pieces, whole_sums, strict=True))
+    left_out = jnp.where(better, jnp.exp(plan.left_out - log_delta), 0.0)
+    used = _Pieces(
+        plan,
+        jnp.where(better, 0, whole.chunks),
+        jnp.where(better, below.chunks, 0),
+        jnp.where(better, chunks, 0),
     )
-    left = jnp.where(better, jnp.exp(plan.left_out - log_reference), 0.0)
-    alias = jnp.exp(log_delta - log_reference) * (2e-11 if dtype == jnp.float64 else 2e-5)
-    return _Delta(value, error, left, alias, slope, bend, most_bend, again)
+    return _Delta(*chosen, left_out, again), used
 
 
-class Bracket(NamedTuple):
-    lower: Any
-    upper: Any
+def _alias(dtype: Any) -> float:
+    """Bound on what the trapezoid rules add to delta, over it: ten lines, both sides."""
+    return 20.0 * saddle.tolerance(dtype)
 
 
-class _Search(NamedTuple):
-    step: Any
-    epsilon: Any
-    found: Any  # _Delta at epsilon
-    move: Any
-    split: Any
-
-
-def _moves(found: _Delta):
-    """How far epsilon has to move up, and may move, for delta to meet the reference (1)."""
-    tiny = jnp.finfo(found.value.dtype).tiny
+def _moves(found: _Delta) -> tuple[jax.Array, jax.Array]:
+    """How far epsilon may move without, and has to move for, delta to be met for sure."""
+    dtype = found.value.dtype
+    tiny = jnp.finfo(dtype).tiny
 
     def root(excess, bend):
         inside = found.slope * found.slope - 2.0 * bend * excess
         move = 2.0 * excess / (found.slope + jnp.sqrt(jnp.maximum(inside, 0.0)) + tiny)
         return jnp.where((inside >= 0.0) & (found.slope > 0.0), move, jnp.nan)
 
-    slack = 1.0 + 1e-6 if found.value.dtype == jnp.float64 else 1.0 + 1e-3
-    over = found.value + found.error + found.above * 2.0 - 1.0
-    under = found.value - found.error - found.alias - 1.0
-    up = root(over, found.most_bend * 1.1)
-    down = root(under, -found.most_bend * 1.1)
-    up = jnp.where(up > 0.0, up * slack, up / slack)
-    down = jnp.where(down > 0.0, down / slack, down * slack)
-    return down, up
-
-
-def _newton(found: _Delta):
-    value = jnp.maximum(found.value, 0.0)
-    miss = jnp.log(value)
-    p = found.slope / value
-    g = found.bend / value - p * p
-    inside = jnp.maximum(p * p - 2.0 * jnp.minimum(g, 0.0) * miss, 0.25 * p * p)
-    move = 2.0 * miss / (p + jnp.sqrt(inside))
-    return jnp.where((value > 0.0) & (p > 0.0), move, jnp.nan)
-
-
-def _solve(run: Run, table, start, ceiling, log_delta, remove, needed) -> Bracket:
-    """The bracket of epsilon in one direction."""
-    dtype = start.dtype
-    close = 1e-10 if dtype == jnp.float64 else 1e-6
-
-    def evaluate(epsilon, split):
-        return _delta(run, table, epsilon, log_delta, log_delta, split, remove)
-
-    def body(state):
-        found = evaluate(state.epsilon, state.split)
-        move = _newton(found)
-        return _Search(state.step + 1, state.epsilon, found, move, found.split)
-
-    def advance(state):
-        # An answer that is not known to a factor says that delta is far below: half way down.
-        known = jnp.isfinite(state.move) & (state.found.error < 0.5 * state.found.value)
-        move = jnp.where(known, state.move, -0.5 * state.epsilon)
-        epsilon = jnp.clip(state.epsilon + move, 0.0, ceiling)
-        return body(state._replace(epsilon=epsilon))
-
-    def unfinished(state):
-        moved = jnp.clip(state.epsilon + state.move, 0.0, ceiling) - state.epsilon
-        settled = (jnp.abs(moved) <= close * state.epsilon) & (state.found.error < 0.5 * state.found.value)
-        return needed & (state.step < 14) & ~settled
-
-    zero = jnp.zeros((), dtype)
-    nothing = _Delta(*[zero] * 7, jnp.zeros((), bool))
-    first = _Search(jnp.zeros((), jnp.int32), start, nothing, jnp.asarray(jnp.inf, dtype) * 0.0 + zero, jnp.zeros((), bool))
-    # The first evaluation is at the start itself.
-    first = first._replace(move=jnp.where(needed, jnp.maximum(start, 1.0), 0.0) * 0.0)
-    def once(state):
-        return jax.lax.cond(state.step == 0, body, advance, state)
-    def go(state):
-        return (needed & (state.step == 0)) | unfinished(state) & (state.step > 0)
-    last = jax.lax.while_loop(go, once, first)
-    down, up = _moves(last.found)
-    ulp = 4.0 * float(jnp.finfo(dtype).eps)
-    upper = (last.epsilon + up) * (1.0 + ulp)
-    lower = (last.epsilon + down) * (1.0 - ulp)
-    upper = jnp.where(jnp.isfinite(upper), jnp.clip(upper, 0.0, ceiling), ceiling)
-    lower = jnp.where(jnp.isfinite(lower), jnp.clip(lower, 0.0, upper), 0.0)
-    return Bracket(lower, upper), last
-
-
-def _run(steps: composition.Steps, dtype) -> Run:
-    if steps.sampled_gaussian is None:
-        q = s = count = jnp.zeros((0,), dtype)
-    else:
-        q, s, count = steps.sampled_gaussian
-    mu_squared = jnp.zeros((), dtype) if steps.gaussian is None else steps.gaussian
-    whole = q == 1.0
-    mu_squared = mu_squared + jnp.sum(jnp.where(whole, count / s / s, 0.0))
-    idle = whole | (q == 0.0) | (count == 0.0) | (s == jnp.inf)
-    return Run(
-        mu_squared, jnp.where(idle, 0.5, q), jnp.where(idle, 1.0, s), jnp.where(idle, 0.0, count)
+    # The slope itself is off by rounding, and the bend by what e^(c d) is from 1.
+    slack = 1.0 + (1e-6 if dtype == jnp.float64 else 1e-3)
+    up = root(found.value + found.error + slack * found.left_out - 1.0, 1.1 * found.most_bend)
+    down = root(found.value - found.error - _alias(dtype) - 1.0, -1.1 * found.most_bend)
+    return (
+        jnp.where(down > 0.0, down / slack, down * slack),
+        jnp.where(up > 0.0, up * slack, up / slack),
     )
 
 
-def epsilon_bounds(steps: composition.Steps, log_delta):
-    dtype = log_delta.dtype
-    run = _run(steps, dtype)
+def _newton(found: _Delta) -> jax.Array:
+    """The move of epsilon towards delta = 1, by two derivatives of log delta; NaN if unknown."""
+    value = jnp.where(found.value > 2.0 * found.error, found.value, jnp.nan)
+    miss, slope = jnp.log(value), found.slope / value
+    bend = jnp.minimum(found.bend / value - slope * slope, 0.0)
+    inside = jnp.maximum(slope * slope - 2.0 * bend * miss, 0.25 * slope * slope)
+    return jnp.where(slope > 0.0, 2.0 * miss / (slope + jnp.sqrt(inside)), jnp.nan)
+
+
+class _Search(NamedTuple):
+    step: Any  # int32
+    epsilon: Any  # where delta was evaluated
+    following: Any  # where it will be next
+    found: Any
+    pieces: Any
+
+
+def _solve(side: _Side, start, floor, ceiling, log_delta, needed) -> tuple[Bounds, _Search]:
+    """Brackets the epsilon of one direction within [floor, ceiling]."""
+    dtype = start.dtype
+    close = 1e-10 if dtype == jnp.float64 else 1e-6
+
+    def evaluate(step, epsilon, split):
+        found, pieces = _delta(side, epsilon, log_delta, split)
+        move = _newton(found)
+        # Not known to a factor: delta is far too small to be seen, so half way down.
+        move = jnp.where(jnp.isfinite(move), move, -0.5 * (epsilon - floor))
+        following = jnp.clip(epsilon + move, floor, ceiling)
+        return _Search(step, epsilon, following, found, pieces)
+
+    def again(state):
+        return evaluate(state.step + 1, state.following, state.found.split)
+
+    def unsettled(state):
+        moved = jnp.abs(state.following - state.epsilon) > close * state.epsilon
+        unknown = ~(state.found.value > 2.0 * state.found.error)
+        at_ends = state.following == state.epsilon
+        return needed & (state.step < _MOST_STEPS) & (moved | (unknown & ~at_ends))
+
+    shapes = jax.eval_shape(evaluate, jnp.int32(0), start, jnp.zeros((), bool))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    begin = nothing._replace(following=start, epsilon=start)
+
+    def proceed(state):
+        return jnp.where(state.step == 0, needed, unsettled(state))
+
+    last = jax.lax.while_loop(proceed, again, begin)
+    down, up = _moves(last.found)
+    ulp = 4.0 * float(jnp.finfo(dtype).eps)
+    upper, lower = (last.epsilon + up) * (1.0 + ulp), (last.epsilon + down) * (1.0 - ulp)
+    upper = jnp.where(jnp.isfinite(upper), jnp.clip(upper, floor, ceiling), ceiling)
+    lower = jnp.where(jnp.isfinite(lower), jnp.clip(lower, 0.0, upper), 0.0)
+    return Bounds(lower, upper), last
+
+
+class _Solved(NamedTuple):
+    bounds: Bounds
+    side: _Side  # the direction that counts
+    last: _Search
+
+
+def _pick(condition: jax.Array, one: Any, other: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
+
+
+def _epsilon(run: Run, renyi, c, log_delta) -> _Solved:
+    usable = (renyi > 0.0) & (renyi < jnp.inf)
+    ceiling, c = jnp.where(usable, renyi, 1.0), jnp.where(usable, c, 1.0)
+    yes, zero = jnp.ones((), bool), jnp.zeros_like(renyi)
+    removing = _Side(run, saddle.table(run, c, ceiling, yes), yes)
+    begin = jnp.clip(saddle.guess(removing.table, log_delta), 0.05 * ceiling, ceiling)
+    removed, last = _solve(removing, begin, zero, ceiling, log_delta, usable)
+    adding = _Side(run, saddle.table(run, c, ceiling, ~yes), ~yes)
+    chernoff = jnp.minimum(saddle.chernoff(adding.table, log_delta), ceiling)
+    needed = usable & ~(chernoff <= removed.upper)
+    added, other = _solve(adding, removed.upper, removed.upper, chernoff, log_delta, needed)
+    larger = needed & (added.upper > removed.upper)
+    bounds = Bounds(
+        jnp.maximum(removed.lower, jnp.where(needed, added.lower, 0.0)),
+        jnp.where(larger, added.upper, removed.upper),
+    )
+    bounds = Bounds(jnp.where(usable, bounds.lower, 0.0), jnp.where(usable, bounds.upper, renyi))
+    return _Solved(bounds, _pick(larger, adding, removing), _pick(larger, other, last))
+
+
+def _renyi(run: Run) -> composition.Steps:
+    rows = (run.q, run.s, run.count) if run.q.size else None
+    return composition.Steps(run.mu_squared, None, rows, *[None] * 5)
+
+
+def _renyi_epsilon(run: Run, log_delta: jax.Array) -> tuple[jax.Array, jax.Array]:
+    steps = _renyi(run)
 
     def bound(t):
         return conversion.epsilon_at(t, composition.log_moment_of(steps, t) / t, log_delta)
 
-    renyi, c, _ = conversion.search(bound, dtype)
-    usable = (renyi > 0.0) & (renyi < jnp.inf)
-    c = jnp.where(usable, c, 1.0)
-    ceiling = jnp.where(usable, renyi, 1.0)
-    removed = saddle.table(run, c, ceiling, jnp.ones((), bool))
-    start = jnp.clip(saddle.guess(removed, log_delta), 0.05 * ceiling, ceiling)
-    remove, last = _solve(run, removed, start, ceiling, log_delta, jnp.ones((), bool), usable)
-    added = saddle.table(run, c, ceiling, jnp.zeros((), bool))
-    chernoff = saddle.chernoff(added, log_delta)
-    needed = usable & ~(chernoff <= remove.upper)
-    other = jnp.minimum(ceiling, jnp.where(chernoff > 0, chernoff, ceiling))
-    add, _ = _solve(run, added, remove.upper, other, log_delta, jnp.zeros((), bool), needed)
-    upper = jnp.maximum(remove.upper, jnp.where(needed, add.upper, 0.0))
-    lower = jnp.maximum(remove.lower, jnp.where(needed, add.lower, 0.0))
-    return jnp.where(usable, lower, 0.0), jnp.where(usable, upper, renyi), last
+    epsilon, t, _ = conversion.search(bound, log_delta.dtype)
+    return epsilon, t
+
+
+def _renyi_log_delta(run: Run, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
+    steps = _renyi(run)
+
+    def bound(t):
+        return conversion.log_delta_at(t, composition.log_moment_of(steps, t), epsilon)
+
+    log_delta, t, _ = conversion.search(bound, epsilon.dtype)
+    return log_delta, t
+
+
+def _gradient(side: _Side, epsilon, pieces: _Pieces, log_delta) -> line_integral.Gradient:
+    """Derivatives of delta / exp(log_delta) in the run's numbers, summed over the pieces."""
+    run, _, remove = side
+    plan = pieces.plan
+
+    def of(line, chunks):
+        size = jnp.exp(line.log_moment - line.c * epsilon - log_delta)
+        found = line_integral.gradient(run, epsilon, line, remove, chunks)
+        return jax.tree.map(lambda leaf: jnp.where(chunks > 0, size * leaf, 0.0), found)
+
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, of(*part)), None
+
+    start = jax.tree.map(jnp.add, of(plan.whole, pieces.whole), of(plan.below, pieces.below))
+    return jax.lax.scan(add, start, (plan.parts, pieces.parts))[0]
+
+
+def _along(gradient: line_integral.Gradient, tangents: Run) -> jax.Array:
+    return gradient.mu_squared * tangents.mu_squared + sum(
+        jnp.sum(by * tangent)
+        for by, tangent in zip(gradient[1:], tangents[1:], strict=True)
+    )
+
+
+@jax.custom_jvp
+def _epsilon_bounds(run: Run, log_delta: jax.Array) -> Bounds:
+    return _solve_epsilon(run, log_delta).bounds
+
+
+@_epsilon_bounds.defjvp
+def _epsilon_bounds_jvp(primals, tangents):
+    run, log_delta = primals
+    solved = _solve_epsilon(run, log_delta)
+    found = solved.last.found
+    gradient = _gradient(solved.side, solved.last.epsilon, solved.last.pieces, log_delta)
+    # delta(epsilon, run) = exp(log_delta) says how epsilon moves (implicit differentiation).
+    known = (found.value > 2.0 * found.error) & (found.slope > 0.0)
+    slope = jnp.where(known, found.slope, 1.0)
+    moved = (_along(gradient, tangents[0]) - tangents[1]) / slope
+    _, fallback = jax.jvp(lambda *args: _renyi_epsilon(*args)[0], primals, tangents)
+    moved = jnp.where(known, moved, fallback)
+    moved = jnp.where(solved.bounds.upper > 0.0, moved, 0.0)
+    return solved.bounds, Bounds(moved, moved)
+
+
+def _solve_epsilon(run: Run, log_delta: jax.Array) -> _Solved:
+    renyi, c = _renyi_epsilon(run, log_delta)
+    return _epsilon(run, renyi, c, log_delta)
+
+
+def epsilon_bounds(steps: composition.Steps, log_delta: jax.Array) -> Bounds:
+    """Epsilon at a log delta, between certified bounds.
+
+    Args:
+      steps: A run to which this accountant ``applies``, in log_delta's dtype.
+      log_delta: Scalar < 0.
+
+    Returns:
+      Bounds on epsilon: 0 <= lower <= truth <= upper <= what Renyi DP gives.
+    """
+    return _epsilon_bounds(_run_of(steps, log_delta.dtype), log_delta)
+
+
+class _Evaluated(NamedTuple):
+    bounds: Bounds  # of log delta
+    log_delta: Any  # the reference
+    found: _Delta
+    pieces: _Pieces
+
+
+def _evaluate(side: _Side, epsilon, needed) -> _Evaluated:
+    """log delta at epsilon in one direction; the reference is guessed and then corrected."""
+
+    def at(step, log_delta, split):
+        found, pieces = _delta(side, epsilon, log_delta, split)
+        known = found.value > 2.0 * found.error
+        miss = jnp.where(known, jnp.log(jnp.where(known, found.value, 1.0)), -5.0)
+        return step, log_delta, miss, found, pieces
+
+    def again(state):
+        step, log_delta, miss, found, _ = state
+        return at(step + 1, log_delta + miss, found.split)
+
+    def proceed(state):
+        step, _, miss, *_ = state
+        return needed & ((step == 0) | ((step < _MOST_STEPS) & (jnp.abs(miss) > 1.0)))
+
+    guess = saddle.guess_log_delta(side.table, epsilon)
+    shapes = jax.eval_shape(at, jnp.int32(0), guess, jnp.zeros((), bool))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    _, log_delta, _, found, pieces = jax.lax.while_loop(
+        proceed, again, (nothing[0], guess, *nothing[2:])
+    )
+    ulp = 4.0 * float(jnp.finfo(epsilon.dtype).eps)
+    slack = ulp * (1.0 + jnp.abs(log_delta))
+    upper = log_delta + jnp.log(found.value + found.error + found.left_out) + slack
+    least = found.value - found.error - _alias(epsilon.dtype)
+    lower = log_delta + jnp.log(jnp.maximum(least, 0.0)) - slack
+    return _Evaluated(Bounds(lower, upper), log_delta, found, pieces)
+
+
+def _solve_log_delta(run: Run, epsilon: jax.Array) -> tuple[Bounds, _Side, _Evaluated]:
+    renyi, c = _renyi_log_delta(run, epsilon)
+    usable = (renyi > -jnp.inf) & (c < jnp.inf) & (epsilon < jnp.inf) & (epsilon >= 0.0)
+    c, at = jnp.where(usable, c, 1.0), jnp.where(usable, epsilon, 1.0)
+    yes = jnp.ones((), bool)
+    # Cuts on the scale of epsilon, or where there is none on that of the losses.
+    reach = at + 1.0 / c
+    removing = _Side(run, saddle.table(run, c, reach, yes), yes)
+    removed = _evaluate(removing, at, usable)
+    adding = _Side(run, saddle.table(run, c, reach, ~yes), ~yes)
+    chernoff = saddle.log_chernoff(adding.table, at)
+    needed = usable & ~(chernoff <= removed.bounds.lower)
+    added = _evaluate(adding, at, needed)
+
+    def within(bounds, ceiling):
+        upper = jnp.where(jnp.isnan(bounds.upper), ceiling, jnp.minimum(bounds.upper, ceiling))
+        lower = jnp.where(jnp.isnan(bounds.lower), -jnp.inf, jnp.minimum(bounds.lower, upper))
+        return Bounds(lower, upper)
+
+    one, other = within(removed.bounds, renyi), within(added.bounds, jnp.minimum(chernoff, renyi))
+    larger = needed & (other.upper > one.upper)
+    bounds = Bounds(
+        jnp.where(needed, jnp.maximum(one.lower, other.lower), one.lower),
+        jnp.where(needed, jnp.maximum(one.upper, other.upper), one.upper),
+    )
+    bounds = Bounds(
+        jnp.where(usable, bounds.lower, -jnp.inf), jnp.where(usable, bounds.upper, renyi)
+    )
+    return bounds, _pick(larger, adding, removing), _pick(larger, added, removed)
+
+
+@jax.custom_jvp
+def _log_delta_bounds(run: Run, epsilon: jax.Array) -> Bounds:
+    return _solve_log_delta(run, epsilon)[0]
+
+
+@_log_delta_bounds.defjvp
+def _log_delta_bounds_jvp(primals, tangents):
+    run, epsilon = primals
+    bounds, side, evaluated = _solve_log_delta(run, epsilon)
+    found = evaluated.found
+    gradient = _gradient(side, epsilon, evaluated.pieces, evaluated.log_delta)
+    known = found.value > 2.0 * found.error
+    value = jnp.where(known, found.value, 1.0)
+    moved = (_along(gradient, tangents[0]) - found.slope * tangents[1]) / value
+    _, fallback = jax.jvp(lambda *args: _renyi_log_delta(*args)[0], primals, tangents)
+    moved = jnp.where(known, moved, fallback)
+    moved = jnp.where(bounds.upper > -jnp.inf, moved, 0.0)
+    return bounds, Bounds(moved, moved)
+
+
+def log_delta_bounds(steps: composition.Steps, epsilon: jax.Array) -> Bounds:
+    """log delta at an epsilon, between certified bounds.
+
+    Args:
+      steps: A run to which this accountant ``applies``, in epsilon's dtype.
+      epsilon: Scalar >= 0.
+
+    Returns:
+      Bounds on log delta: lower <= truth <= upper <= what Renyi DP gives, upper <= 0.
+    """
+    return _log_delta_bounds(_run_of(steps, epsilon.dtype), epsilon)

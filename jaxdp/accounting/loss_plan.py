@@ -14,7 +14,7 @@ from jaxdp.accounting.loss_law import Laws
 _NODES = 512
 # Natural logarithm of what may be lost, relative to delta.
 _MARGIN = 16.0
-_SMALLEST, LARGEST = 2**12, 2**20
+COARSE, _SMALLEST, LARGEST = 2**12, 2**16, 2**20
 # Allowed relative increase of epsilon by the spread onto the grid.
 _SPREAD = 1.5e-5
 
@@ -258,7 +258,7 @@ def plan(
     steps = sum(row.times for row in rows)
     spacing = math.sqrt(12.0 * _SPREAD * max(epsilon, 1e-3 * window) / (steps * (1.0 + theta_g)))
     size = 4 ** math.ceil(0.5 * math.log2(max(window / spacing, 1.0)))
-    size = int(min(max(size, _SMALLEST), largest))
+    size = int(min(max(size, _SMALLEST), largest))  # few sizes: each is compiled once
     spacing = _aligned(found, window / (size - 4))
     starts, ends = [], []
     for laws, kind in zip(found, ranges, strict=True):

@@ -437,7 +437,11 @@ def _one_epsilon(steps: Steps, log_delta: float, add: bool) -> tuple[float, floa
     guess = loss_plan.chernoff_epsilon(rows, log_delta)
     lower, upper = 0.0, math.inf
     # Coarsely first: where epsilon is decides where the window and the tilts go.
-    for largest, whole in ((2**12, True), (2**12, False), (loss_plan.LARGEST, False)):
+    for largest, whole in (
+        (loss_plan.COARSE, True),
+        (loss_plan.COARSE, False),
+        (loss_plan.LARGEST, False),
+    ):
         chosen = loss_plan.plan(found, sketched, log_delta, guess, largest=largest, whole=whole)
         arguments, static = _arguments(found, chosen)
         low, high = _precision.evaluate(_epsilons, *arguments, log_delta, **static)
@@ -457,7 +461,7 @@ def _one_log_delta(steps: Steps, epsilon: float, add: bool) -> tuple[float, floa
     rows = [row for kind in sketched for row in kind]
     guess = loss_plan.chernoff_log_delta(rows, epsilon)
     lower, upper = -math.inf, 0.0
-    for largest in (2**12, loss_plan.LARGEST):
+    for largest in (loss_plan.COARSE, loss_plan.LARGEST):
         chosen = loss_plan.plan(found, sketched, guess, epsilon, largest=largest)
         arguments, static = _arguments(found, chosen)
         low, high = _precision.evaluate(_log_deltas, *arguments, epsilon, **static)

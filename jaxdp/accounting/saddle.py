@@ -52,6 +52,11 @@ def log_cut(cut: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.log1p(-q) + log_excess
 
 
+def tolerance(dtype: Any) -> float:
+    """What of delta one trapezoid rule may add on either side, and what may be left out."""
+    return 1e-12 if dtype == jnp.float64 else 1e-6
+
+
 def _log_chernoff(c: jax.Array) -> jax.Array:
     """log of the largest (1 - e^-x) e^(-c x): delta is at most this times M(c) e^(-c epsilon)."""
     return c * jnp.log(c) - (1.0 + c) * jnp.log1p(c)
@@ -67,6 +72,7 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     # Orders far above c serve only to see that the moment is huge there.
     furthest = jnp.where(remove, 4.0 * c, cs[-1])
     zero = jnp.zeros((), dtype)
+    summed = jnp.append(cs <= furthest, True)
     highest = math.exp(0.98 * complex_moment.overflow(dtype))
 
     def add(totals, row):
@@ -74,8 +80,10 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
 
         line = complex_moment.contour(q, s, log_cut(cuts, q), furthest, remove)
         found = complex_moment.moments(line, orders, zero, jnp.zeros(orders.shape, dtype))
+        end = complex_moment.end_of(line) + jnp.log(q)
+        covered = (line.log_cut + 5.0 <= end)[None, :] | summed[:, None]
         trusted = jnp.where(found.excess.real < highest, found.excess.real, jnp.inf)
-        lesser = jnp.where(found.small.real < highest, found.small.real, jnp.inf)
+        lesser = jnp.where((found.small.real < highest) & covered, found.small.real, jnp.inf)
         upper = jnp.concatenate([lesser[:, 1:], trusted[:, None]], axis=1)
         share = found.between.real / (1.0 + lesser)
         # By what lies between, where that is small; by the difference, where it is not.
@@ -94,7 +102,6 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     # A moment that overflows is infinite, and its line of no use; so is one whose jumps lie
     # beyond the end of the contour.
     finite = jnp.isfinite(whole)
-    summed = jnp.append(cs <= furthest, True)
     whole = jnp.where(finite & summed, whole, jnp.inf)
     small = jnp.where(jnp.isfinite(small), small, jnp.inf)
     log_step = jnp.where(step > 1.0, step, 0.0) + jnp.log(
@@ -158,7 +165,7 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
     """The lines for one epsilon, at which delta is about exp(log_delta)."""
     dtype = epsilon.dtype
     double = dtype == jnp.float64
-    wanted = log_delta + math.log(1e-12 if double else 1e-6)
+    wanted = log_delta + math.log(tolerance(dtype))
     # A peak this much above delta costs that much of the digits.
     room = log_delta + math.log(1e6 if double else 100.0)
     zero = jnp.zeros((), dtype)
@@ -226,21 +233,42 @@ def chernoff(table: Table, log_delta: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.min(jnp.where(jnp.isfinite(epsilons), epsilons, jnp.inf)), 0.0)
 
 
-def guess(table: Table, log_delta: jax.Array) -> jax.Array:
-    """About the epsilon at delta, by the saddle-point approximation of the parts."""
-    c = table.c
+def log_chernoff(table: Table, epsilon: jax.Array) -> jax.Array:
+    """A log delta that is enough at epsilon, by the best order of the table."""
+    logs = table.whole + _log_chernoff(table.c) - table.c * epsilon
+    return jnp.minimum(jnp.min(jnp.where(jnp.isfinite(logs), logs, jnp.inf)), 0.0)
+
+
+def _log_area(log_moment: jax.Array, c: jax.Array) -> jax.Array:
+    """log of c (1 + c) sqrt(2 pi times the exponent's curvature), at every order."""
+    deviation, _ = jax.vmap(_shape, in_axes=(None, None, 0))(log_moment, c, jnp.arange(c.size))
+    curvature = deviation**2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
+    return jnp.log(c) + jnp.log1p(c) + 0.5 * jnp.log(2.0 * math.pi * curvature)
+
+
+def _guess(table: Table, value: Any) -> tuple[jax.Array, jax.Array]:
+    """The saddle-point approximation of the whole law or, where that is much less, of its parts.
+
+    ``value(log_moment, c)`` says what each order would give; the least counts.
+    """
 
     def of(log_moment):
-        deviation, _ = jax.vmap(_shape, in_axes=(None, None, 0))(log_moment, c, jnp.arange(c.size))
-        curvature = deviation**2 + 1.0 / c**2 + 1.0 / (1.0 + c) ** 2
-        area = jnp.log(c) + jnp.log1p(c) + 0.5 * jnp.log(2.0 * math.pi * curvature)
-        epsilon = (log_moment - area - log_delta) / c
-        least = jnp.min(jnp.where(jnp.isfinite(epsilon), epsilon, jnp.inf))
+        values = value(log_moment, table.c)
+        least = jnp.min(jnp.where(jnp.isfinite(values), values, jnp.inf))
         return jnp.where(jnp.all(log_moment == -jnp.inf), -jnp.inf, least)
 
     many = jax.vmap(of, in_axes=1)
     onward = jax.lax.cummax(many(table.between), reverse=True)
-    split = jnp.min(jnp.maximum(onward, many(table.small)))
-    whole = of(table.whole)
-    # Of a law that is not split the one approximation is the better one.
+    return of(table.whole), jnp.min(jnp.maximum(onward, many(table.small)))
+
+
+def guess(table: Table, log_delta: jax.Array) -> jax.Array:
+    """About the epsilon at delta."""
+    whole, split = _guess(table, lambda k, c: (k - _log_area(k, c) - log_delta) / c)
     return jnp.where(split < 0.9 * whole, split, whole)
+
+
+def guess_log_delta(table: Table, epsilon: jax.Array) -> jax.Array:
+    """About the log delta at epsilon."""
+    whole, split = _guess(table, lambda k, c: k - _log_area(k, c) - c * epsilon)
+    return jnp.minimum(jnp.where(split < whole - 3.0, split, whole), 0.0)

@@ -77,9 +77,10 @@ class Moments(NamedTuple):
 class LogNorms(NamedTuple):
     """Logs of integrals of absolute values over the contours with given shifts."""
 
-    excess: Any  # of what is summed for m - 1, below the first cut
-    between: Any  # of e^(lambda L) from the first cut to the second
-    upper: Any  # of e^(lambda L) below the last cut
+    excess: Any  # of what is summed for m - 1, below the first cut [n, k]
+    between: Any  # of e^(lambda L) from the first cut to the second [n, k]
+    lower: Any  # of e^(lambda L) below the first cut [n, k]
+    upper: Any  # of e^(lambda L) below the last cut [n, k]
 
 
 def _is_double(x: Any) -> bool:
@@ -314,13 +315,13 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
 def log_norms(
     line: Contour, c: jax.Array, y: jax.Array, shifts: jax.Array, largest: jax.Array
 ) -> LogNorms:
-    """Norms at the order c + i y for each shift [shifts]; a negative one is away from decay.
+    """Norms at the orders c + i y [n] for each shift [k]; a negative one is away from decay.
 
     Orders count with the size that they have at c + i ``largest``, so that the logarithms are
     convex in y up to there.
     """
     dtype = line.sd.dtype
-    nothing = jnp.full((), -jnp.inf, dtype)
+    tiny = float(jnp.finfo(dtype).tiny)
     # The coarse nodes must stay on the fine ones: the first of them does.
     coarse = line._replace(
         first=line.first / _EVERY,
@@ -331,37 +332,39 @@ def log_norms(
     def at(shift):
         def add(index, totals):
             log_weight, loss, _, log_jump = _at(coarse, index, shift)
-            exponent = log_weight.real + c * loss.real - y * loss.imag
-            tiny = float(jnp.finfo(dtype).tiny)
+            exponent = log_weight.real + c * loss.real
+            exponent = exponent[None, :] - y[:, None] * loss.imag[None, :]
             log_size = 0.5 * jnp.log(c * c + largest * largest) + jnp.log(jnp.abs(loss) + tiny)
             size = jnp.exp(jnp.minimum(log_size, 30.0))
-            direct = jnp.logaddexp(exponent, log_weight.real + jnp.log1p(size))
-            squared = log_weight.real + 2.0 * log_size + size
-            excess = jnp.where(size < 1.0, squared, direct)
-            values = [excess, nothing[None], exponent]
+            direct = jnp.logaddexp(exponent, (log_weight.real + jnp.log1p(size))[None, :])
+            squared = (log_weight.real + 2.0 * log_size + size)[None, :]
+            excess = jnp.where((size < 1.0)[None, :], squared, direct)
+            between = jnp.full_like(exponent, -jnp.inf)
+            upper = lower = exponent
             if line.log_cut.size > 0:
-                above, below, between = (
-                    jnp.log(jnp.abs(weight)) for weight in _partition(log_jump, line.log_cut)
-                )
-                taken = log_weight.real + jnp.log1p(size) + above[:, 0]
-                values[0] = jnp.logaddexp(excess + below[:, 0], taken)
-                values[1] = exponent + between[:, 0]
-                values[2] = exponent + below[:, -1]
+                weights = _partition(log_jump, line.log_cut)
+                above, below, inside = (jnp.log(jnp.abs(weight)).T for weight in weights)
+                taken = log_weight.real + jnp.log1p(size) + above[0]
+                excess = jnp.logaddexp(excess + below[:1], taken[None, :])
+                between = exponent + inside[:1]
+                lower, upper = exponent + below[:1], exponent + below[-1:]
             return [
-                jnp.logaddexp(total, jax.nn.logsumexp(value))
-                for total, value in zip(totals, values, strict=True)
+                jnp.logaddexp(total, jax.nn.logsumexp(value, axis=1))
+                for total, value in zip(totals, (excess, between, lower, upper), strict=True)
             ]
 
-        return LogNorms(*jax.lax.fori_loop(0, coarse.chunks, add, [nothing] * 3))
+        nothing = jnp.full(y.shape, -jnp.inf, dtype)
+        return LogNorms(*jax.lax.fori_loop(0, coarse.chunks, add, [nothing] * 4))
 
-    return jax.vmap(at)(shifts)
+    return jax.vmap(at, out_axes=1)(shifts)
 
 
-def log_decay(line: Contour, c: jax.Array, y: jax.Array) -> jax.Array:
+def log_decay(line: Contour, c: jax.Array, y: jax.Array, log_norm: jax.Array) -> jax.Array:
     """A bound on log(|m(c + i y')| / m(c)) for all y' >= y; with a cut, for the part below it.
 
     The norm over m(c), written with expm1 so that a million steps may be raised to it; the
-    least over a few shifts around the one that would be best for a normal law.
+    least over a few shifts around the one that would be best for a normal law. ``log_norm`` is
+    about the log of m(c), or of the part below the cut.
     """
     dtype = line.sd.dtype
     zero = jnp.zeros((), dtype)
@@ -373,17 +376,11 @@ def log_decay(line: Contour, c: jax.Array, y: jax.Array) -> jax.Array:
     def base(index):
         nodes = _at(line, index, zero)
         below = log_below(nodes.log_jump)
-        return nodes.log_weight.real + c * nodes.loss.real + below, nodes, below
-
-    def highest(index, top):
-        return jnp.maximum(top, jnp.max(base(index)[0]))
-
-    low = jnp.full((), -jnp.inf, dtype)
-    top = jax.lax.fori_loop(0, line.chunks, highest, low)
+        return nodes.log_weight.real + c * nodes.loss.real + below - log_norm, nodes, below
 
     def plain(index, sums):
         exponent, nodes, _ = base(index)
-        share = jnp.exp(exponent - top)
+        share = jnp.exp(exponent)
         return sums[0] + jnp.sum(share), sums[1] + jnp.sum(share * nodes.slope)
 
     mass, slope = jax.lax.fori_loop(0, line.chunks, plain, (zero, zero))
@@ -400,7 +397,7 @@ def log_decay(line: Contour, c: jax.Array, y: jax.Array) -> jax.Array:
             if cut:
                 shifted = log_below(moved.log_jump)
                 change = change + jnp.where(exponent > -jnp.inf, shifted - below, 0.0)
-            return total + jnp.sum(jnp.exp(exponent - top) * jnp.expm1(change))
+            return total + jnp.sum(jnp.exp(exponent) * jnp.expm1(change))
 
         total = jax.lax.fori_loop(0, line.chunks, add, zero)
         return jnp.log1p(jnp.maximum(total / mass, -1.0))

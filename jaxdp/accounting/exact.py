@@ -86,8 +86,7 @@ class _Pieces(NamedTuple):
 
     plan: saddle.Plan
     whole: Any  # int32; 0 where the law was split
-    below: Any  # int32
-    parts: Any  # int32 [k]
+    parts: Any  # int32 [1 + k]
 
 
 def _delta(side: _Side, epsilon, log_delta, split) -> tuple[_Delta, _Pieces]:
@@ -102,10 +101,7 @@ def _delta(side: _Side, epsilon, log_delta, split) -> tuple[_Delta, _Pieces]:
     )
     whole_sums = _scaled(whole, log_delta)
     again = plan.can_split & ~(as_it_is & (whole_sums[1] <= good * whole_sums[0]))
-    most = jnp.where(again & plan.use_below, _PART_CHUNKS, 0)
-    below = line_integral.integrate(run, epsilon, plan.below, remove, most)
-    kept = again & plan.use_below
-    start = tuple(jnp.where(kept, part, 0.0) for part in _scaled(below, log_delta))
+    start = tuple(jnp.zeros_like(part) for part in whole_sums)
 
     def add(total, part):
         line, used = part
@@ -124,7 +120,6 @@ def _delta(side: _Side, epsilon, log_delta, split) -> tuple[_Delta, _Pieces]:
     used = _Pieces(
         plan,
         jnp.where(better, 0, whole.chunks),
-        jnp.where(better, below.chunks, 0),
         jnp.where(better, chunks, 0),
     )
     return _Delta(*chosen, left_out, again), used
@@ -223,21 +218,25 @@ def _pick(condition: jax.Array, one: Any, other: Any) -> Any:
 def _epsilon(run: Run, renyi, c, log_delta) -> _Solved:
     usable = (renyi > 0.0) & (renyi < jnp.inf)
     ceiling, c = jnp.where(usable, renyi, 1.0), jnp.where(usable, c, 1.0)
-    yes, zero = jnp.ones((), bool), jnp.zeros_like(renyi)
-    removing = _Side(run, saddle.table(run, c, ceiling, yes), yes)
-    begin = jnp.clip(saddle.guess(removing.table, log_delta), 0.05 * ceiling, ceiling)
-    removed, last = _solve(removing, begin, zero, ceiling, log_delta, usable)
-    adding = _Side(run, saddle.table(run, c, ceiling, ~yes), ~yes)
-    chernoff = jnp.minimum(saddle.chernoff(adding.table, log_delta), ceiling)
-    needed = usable & ~(chernoff <= removed.upper)
-    added, other = _solve(adding, removed.upper, removed.upper, chernoff, log_delta, needed)
-    larger = needed & (added.upper > removed.upper)
-    bounds = Bounds(
-        jnp.maximum(removed.lower, jnp.where(needed, added.lower, 0.0)),
-        jnp.where(larger, added.upper, removed.upper),
-    )
-    bounds = Bounds(jnp.where(usable, bounds.lower, 0.0), jnp.where(usable, bounds.upper, renyi))
-    return _Solved(bounds, _pick(larger, adding, removing), _pick(larger, other, last))
+
+    def solve(floor, remove):
+        """One direction, if it can exceed what the other one is known to need."""
+        side = _Side(run, saddle.table(run, c, ceiling, remove), remove)
+        most = jnp.minimum(saddle.chernoff(side.table, log_delta), ceiling)
+        start = jnp.clip(saddle.guess(side.table, log_delta), 0.05 * ceiling, most)
+        start = jnp.where(remove, start, floor)
+        needed = usable & ~(most <= floor)
+        bounds, last = _solve(side, start, floor, most, log_delta, needed)
+        bounds = _pick(needed, bounds, Bounds(jnp.zeros_like(floor), jnp.zeros_like(floor)))
+        return jnp.maximum(floor, bounds.upper), (bounds, side._replace(run=None), last)
+
+    upper, both = jax.lax.scan(solve, jnp.zeros_like(renyi), jnp.asarray([True, False]))
+    bounds, side, last = both
+    larger = jnp.argmax(bounds.upper)
+    lower = jnp.where(usable, jnp.max(bounds.lower), 0.0)
+    upper = jnp.where(usable, upper, renyi)
+    counts = jax.tree.map(lambda leaf: leaf[larger], (side, last))
+    return _Solved(Bounds(lower, upper), counts[0]._replace(run=run), counts[1])
 
 
 def _renyi(run: Run) -> composition.Steps:
@@ -278,7 +277,7 @@ def _gradient(side: _Side, epsilon, pieces: _Pieces, log_delta) -> line_integral
     def add(total, part):
         return jax.tree.map(jnp.add, total, of(*part)), None
 
-    start = jax.tree.map(jnp.add, of(plan.whole, pieces.whole), of(plan.below, pieces.below))
+    start = of(plan.whole, pieces.whole)
     return jax.lax.scan(add, start, (plan.parts, pieces.parts))[0]
 
 
@@ -370,31 +369,31 @@ def _solve_log_delta(run: Run, epsilon: jax.Array) -> tuple[Bounds, _Side, _Eval
     renyi, c = _renyi_log_delta(run, epsilon)
     usable = (renyi > -jnp.inf) & (c < jnp.inf) & (epsilon < jnp.inf) & (epsilon >= 0.0)
     c, at = jnp.where(usable, c, 1.0), jnp.where(usable, epsilon, 1.0)
-    yes = jnp.ones((), bool)
     # Cuts on the scale of epsilon, or where there is none on that of the losses.
     reach = at + 1.0 / c
-    removing = _Side(run, saddle.table(run, c, reach, yes), yes)
-    removed = _evaluate(removing, at, usable)
-    adding = _Side(run, saddle.table(run, c, reach, ~yes), ~yes)
-    chernoff = saddle.log_chernoff(adding.table, at)
-    needed = usable & ~(chernoff <= removed.bounds.lower)
-    added = _evaluate(adding, at, needed)
 
-    def within(bounds, ceiling):
-        upper = jnp.where(jnp.isnan(bounds.upper), ceiling, jnp.minimum(bounds.upper, ceiling))
-        lower = jnp.where(jnp.isnan(bounds.lower), -jnp.inf, jnp.minimum(bounds.lower, upper))
-        return Bounds(lower, upper)
+    def evaluate(floor, remove):
+        """One direction, if it can exceed what the other one is known to reach."""
+        side = _Side(run, saddle.table(run, c, reach, remove), remove)
+        most = jnp.minimum(saddle.log_chernoff(side.table, at), renyi)
+        needed = usable & ~(most <= floor)
+        found = _evaluate(side, at, needed)
+        upper = jnp.where(jnp.isnan(found.bounds.upper), most, found.bounds.upper)
+        upper = jnp.where(needed, jnp.minimum(upper, most), -jnp.inf)
+        lower = jnp.where(jnp.isnan(found.bounds.lower), -jnp.inf, found.bounds.lower)
+        lower = jnp.where(needed, jnp.minimum(lower, upper), -jnp.inf)
+        found = found._replace(bounds=Bounds(lower, upper))
+        return jnp.maximum(floor, lower), (side._replace(run=None), found)
 
-    one, other = within(removed.bounds, renyi), within(added.bounds, jnp.minimum(chernoff, renyi))
-    larger = needed & (other.upper > one.upper)
+    nothing = jnp.full_like(renyi, -jnp.inf)
+    _, (side, found) = jax.lax.scan(evaluate, nothing, jnp.asarray([True, False]))
+    larger = jnp.argmax(found.bounds.upper)
     bounds = Bounds(
-        jnp.where(needed, jnp.maximum(one.lower, other.lower), one.lower),
-        jnp.where(needed, jnp.maximum(one.upper, other.upper), one.upper),
+        jnp.where(usable, jnp.max(found.bounds.lower), -jnp.inf),
+        jnp.where(usable, jnp.max(found.bounds.upper), renyi),
     )
-    bounds = Bounds(
-        jnp.where(usable, bounds.lower, -jnp.inf), jnp.where(usable, bounds.upper, renyi)
-    )
-    return bounds, _pick(larger, adding, removing), _pick(larger, added, removed)
+    side, found = jax.tree.map(lambda leaf: leaf[larger], (side, found))
+    return bounds, side._replace(run=run), found
 
 
 @jax.custom_jvp

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp.accounting import complex_moment, saddle
 from jaxdp.accounting.saddle import Line, Run
@@ -73,6 +74,7 @@ class _Choice(NamedTuple):
     shift: Any  # of the inner contour, in standard deviations
     scale: Any  # log of the inner sums on the real axis, where that is large
     at_rest: Any  # norms on the real axis
+    log_between: Any  # log of a bound on what lies between the cuts, beyond the chunk
     rule_error: Any  # of the inner sums below the first cut [nodes]
     between_error: Any  # of those between the cuts [nodes]
 
@@ -84,16 +86,19 @@ def _contour(line: Line, q, s, remove) -> complex_moment.Contour:
     return complex_moment.contour(q, s, cuts, line.c, remove, fine=cut, until=until)
 
 
-def _choose(contour: complex_moment.Contour, line: Line, y: jax.Array) -> _Choice:
+def _choose(contour: complex_moment.Contour, line: Line, y: jax.Array, beyond: Any) -> _Choice:
     """The shift of the inner contour that serves a chunk of nodes best."""
     dtype = y.dtype
     ulp = float(jnp.finfo(dtype).eps)
     steps = jnp.asarray(complex_moment.SHIFTS, dtype)
     unit = complex_moment.shift_step(contour)
     shifts = unit * steps
-    norms = [complex_moment.log_norms(contour, line.c, at, shifts, y[-1]) for at in (y[0], y[-1])]
-    real = jnp.zeros((1,), dtype)
-    at_rest = complex_moment.log_norms(contour, line.c, real[0], real, y[-1])
+    at = jnp.stack([y[0], y[-1], beyond, jnp.zeros_like(beyond)])
+    found = complex_moment.log_norms(contour, line.c, at, shifts, y[-1])
+    norms = [jax.tree.map(lambda norm, end=end: norm[end], found) for end in (0, 1)]
+    real = int(np.flatnonzero(complex_moment.SHIFTS == 0)[0])
+    at_rest = jax.tree.map(lambda norm: norm[3, real], found)
+    far = jnp.min(found.between[2, real:])
     apart = steps[None, :] - steps[:, None]
     fall = 2.0 * math.pi * unit / contour.spacing * jnp.abs(apart)
 
@@ -109,14 +114,16 @@ def _choose(contour: complex_moment.Contour, line: Line, y: jax.Array) -> _Choic
         """The larger of rounding and rule at either end, in ulps of the part at rest."""
         first, last = (getattr(norm, part) for norm in norms)
         off = jnp.maximum(rule(first), rule(last)) - math.log(ulp)
-        return jnp.maximum(jnp.maximum(first, last), off) - getattr(at_rest, part)[0]
+        return jnp.maximum(jnp.maximum(first, last), off) - getattr(at_rest, part)
 
     cost = worst("excess")
-    if line.cut.size > 1:
-        cost = jnp.maximum(cost, worst("between"))
+    if line.cut.size > 0:
+        # Where nothing lies between, as below a cut alone, there is nothing to get wrong.
+        none = at_rest.between == -jnp.inf
+        cost = jnp.maximum(cost, jnp.where(none, -jnp.inf, worst("between")))
     usable = (complex_moment.SHIFTS >= 0) & (complex_moment.SHIFTS < complex_moment.SHIFTS[-1])
     best = jnp.argmin(jnp.where(usable, cost, jnp.inf))
-    scale = jnp.where(at_rest.upper[0] > 1.0, at_rest.upper[0], 0.0)
+    scale = jnp.where(at_rest.upper > 1.0, at_rest.upper, 0.0)
 
     def rule_error(part):
         # The logs of norms are convex in y: between two nodes they lie below the chord.
@@ -125,7 +132,14 @@ def _choose(contour: complex_moment.Contour, line: Line, y: jax.Array) -> _Choic
         return jnp.exp(rule(first * (1.0 - along) + last * along)[:, best] - scale)
 
     return jax.lax.stop_gradient(
-        _Choice(shifts[best], scale, at_rest, rule_error("excess"), rule_error("between"))
+        _Choice(
+            shifts[best],
+            scale,
+            at_rest,
+            far - at_rest.upper + math.log(2.0),
+            rule_error("excess"),
+            rule_error("between"),
+        )
     )
 
 
@@ -138,7 +152,7 @@ def _logs(contour, line: Line, y, choice: _Choice) -> tuple[jax.Array, jax.Array
     small = found.small[:, 0] if line.cut.size > 0 else found.excess
     scaled = choice.scale + jnp.log(unit + small)
     log_moment = jnp.where(choice.scale > 0.0, scaled, complex_moment.log1p(small))
-    if line.cut.size < 2:
+    if line.cut.size == 0:
         return log_moment, jnp.zeros_like(log_moment), found
     return log_moment, complex_moment.log1p(found.between[:, 0] / (unit + small)), found
 
@@ -147,29 +161,24 @@ def _component(line: Line, y: jax.Array, beyond: jax.Array, row: Any, remove) ->
     q, s, count = row
     ulp = float(jnp.finfo(y.dtype).eps)
     contour = _contour(line, q, s, remove)
-    choice = _choose(contour, line, y)
+    choice = _choose(contour, line, y, beyond)
     log_moment, gap, found = _logs(contour, line, y, choice)
     unit = jnp.exp(-choice.scale)
-    cut, between = line.cut.size > 0, line.cut.size > 1
+    cut = line.cut.size > 0
     small = unit + (found.small[:, 0] if cut else found.excess)
     error = (found.small_error[:, 0] if cut else found.error) + choice.rule_error
     error = error + 8.0 * ulp * jnp.where(choice.scale > 0.0, unit, 0.0)
     gap_error = jnp.zeros_like(error)
-    log_between = jnp.full((), -jnp.inf, y.dtype)
-    if between:
+    if cut:
         gap_error = found.between_error[:, 0] + choice.between_error
         gap_error = gap_error / jnp.abs(small + found.between[:, 0])
-        steps = complex_moment.SHIFTS[complex_moment.SHIFTS >= 0]
-        towards = complex_moment.shift_step(contour) * jnp.asarray(steps, y.dtype)
-        far = complex_moment.log_norms(contour, line.c, beyond, towards, beyond)
-        log_between = jnp.min(far.between) - choice.at_rest.upper[0] + math.log(2.0)
     return _Component(
         count * log_moment,
         count * gap,
         count * error / jnp.abs(small),
         count * gap_error,
-        count * complex_moment.log_decay(contour, line.c, beyond),
-        jnp.log(count) + log_between,
+        count * complex_moment.log_decay(contour, line.c, beyond, choice.at_rest.lower),
+        jnp.log(count) + choice.log_between,
     )
 
 
@@ -217,7 +226,7 @@ def integrate(
     ulp = float(jnp.finfo(dtype).eps)
     tolerance = 1e-11 if dtype == jnp.float64 else 1e-6
     scale = line.log_moment - line.c * epsilon
-    between = line.cut.size > 1
+    cut = line.cut.size > 0
 
     def add_chunk(carry):
         index, sums, _, top = carry
@@ -228,12 +237,12 @@ def integrate(
         relative = jnp.expm1(jnp.minimum(relative, 60.0))
         size = jnp.abs(term)
         error = size * relative
-        if between:
-            factor = complex_moment.expm1(total.gap)
+        if cut:
+            factor = jnp.where(line.between, complex_moment.expm1(total.gap), 1.0)
             step_error = total.gap_error + 8.0 * ulp * jnp.abs(total.gap)
             step_error = jnp.expm1(jnp.minimum(step_error, 60.0))
-            grown = jnp.abs(jnp.exp(total.gap))
-            error = size * (jnp.abs(factor) * relative + grown * step_error * (1.0 + relative))
+            grown = jnp.where(line.between, jnp.abs(jnp.exp(total.gap)) * step_error, 0.0)
+            error = size * (jnp.abs(factor) * relative + grown * (1.0 + relative))
             term, size = term * factor, size * jnp.abs(factor)
         new = (
             jnp.sum(term.real),
@@ -243,9 +252,10 @@ def integrate(
             jnp.sum(size * jnp.abs(x) ** 2),
         )
         # The first node lies on the real axis, where moments are largest.
-        top = jnp.where(index == 0, (total.log_moment + total.gap)[0].real, top)
+        upper = jnp.where(line.between, total.gap[0].real, 0.0)
+        top = jnp.where(index == 0, total.log_moment[0].real + upper, top)
         gaussian = -0.5 * beyond * beyond * run.mu_squared
-        log_tail = total.log_between + gaussian if between else total.decay
+        log_tail = jnp.where(line.between, total.log_between + gaussian, total.decay)
         log_tail = log_tail + jnp.log(1.0 / beyond + line.spacing / beyond / beyond)
         log_tail = log_tail + top - line.c * epsilon - scale - math.log(math.pi)
         sums = tuple(old + part for old, part in zip(sums, new, strict=True))
@@ -273,16 +283,13 @@ def gradient(
         x, weight, total, _ = _chunk(run, line, index, remove)
         low = jnp.exp(total.log_moment - x * epsilon - scale) * weight
         # For e^(A + G) - e^A: the derivative in A, and that in G.
-        if line.cut.size > 1:
-            by_gap = low * jnp.exp(total.gap)
-            by_log = low * complex_moment.expm1(total.gap)
-        else:
-            by_gap, by_log = jnp.zeros_like(low), low
+        by_gap = jnp.where(line.between, low * jnp.exp(total.gap), 0.0)
+        by_log = jnp.where(line.between, low * complex_moment.expm1(total.gap), low)
         y = x.imag
 
         def add(_, row):
             q, s, count = row
-            choice = _choose(_contour(line, q, s, remove), line, y)
+            choice = _choose(_contour(line, q, s, remove), line, y, y[-1] + line.spacing)
 
             def logs(q, s):
                 return _logs(_contour(line, q, s, remove), line, y, choice)[:2]

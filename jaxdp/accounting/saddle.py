@@ -39,7 +39,8 @@ class Line(NamedTuple):
 
     c: Any  # real part of the line, > 0
     spacing: Any  # of the nodes
-    cut: Any  # losses of one step: none, the cut below which it counts, or two to lie between
+    cut: Any  # losses of one step at which the law is cut [0 or 2], ascending, infinite for none
+    between: Any  # bool scalar: the part between the cuts, or that below the first one
     log_moment: Any  # of the part, at c: about how large the integrand is
 
 
@@ -119,11 +120,9 @@ class Plan(NamedTuple):
     """How to integrate at one epsilon."""
 
     whole: Line  # for the law as it is
-    below: Line  # for the law below the lowest cut, where it is split
-    parts: Line  # for the parts between cuts, stacked [k]
-    used: Any  # which of the parts to use, bool [k]
+    parts: Line  # for what lies below the lowest cut, and between cuts, stacked [1 + k]
+    used: Any  # which of the parts to use, bool [1 + k]
     can_split: Any  # bool scalar
-    use_below: Any  # bool scalar, whether what lies below the lowest cut counts
     left_out: Any  # log of a bound on what is not used of the split law
 
 
@@ -134,7 +133,7 @@ class _Part(NamedTuple):
     nodes: Any  # about how many nodes it takes for each 1 / width of the law
 
 
-def _part(log_moment, table, epsilon, log_mass, wanted, cut, width) -> _Part:
+def _part(log_moment, table, epsilon, log_mass, wanted, cut, between, width) -> _Part:
     """Order and spacing for one part of the law, given its log-moments.
 
     The trapezoid rule with spacing h adds e^(k c P) delta(epsilon + k P), P = 2 pi / h, for every
@@ -157,7 +156,7 @@ def _part(log_moment, table, epsilon, log_mass, wanted, cut, width) -> _Part:
     deviation, skewness = _shape(log_moment, c, at)
     # A law that is not spread over many jumps has a transform that falls off slowly.
     reach = width(jnp.where(skewness < 0.25, deviation, 0.0))
-    line = Line(c[at], 2.0 * math.pi / period, cut, log_moment[at])
+    line = Line(c[at], 2.0 * math.pi / period, cut, jnp.asarray(between), log_moment[at])
     return _Part(line, height[at], jnp.minimum(jnp.min(chernoff), 0.0), reach * period)
 
 
@@ -170,15 +169,16 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
     room = log_delta + math.log(1e6 if double else 100.0)
     zero = jnp.zeros((), dtype)
     none = jnp.zeros((0,), dtype)
-    whole = _part(table.whole, table, epsilon, zero, wanted, none, lambda sd: 9.0 / sd)
+    whole = _part(table.whole, table, epsilon, zero, wanted, none, False, lambda sd: 9.0 / sd)
 
     def below_cut(small, cut):
-        return _part(small, table, epsilon, zero, wanted, cut[None], lambda sd: 9.0 / sd)
+        cuts = jnp.stack([cut, jnp.full_like(cut, jnp.inf)])
+        return _part(small, table, epsilon, zero, wanted, cuts, False, lambda sd: 9.0 / sd)
 
     def between_cuts(between, mass, cut, next_cut):
         jump = jnp.minimum(jnp.expm1(cut), 2.0)
         cuts = jnp.stack([cut, next_cut])
-        return _part(between, table, epsilon, mass, wanted, cuts, lambda sd: 55.0 / jump)
+        return _part(between, table, epsilon, mass, wanted, cuts, True, lambda sd: 55.0 / jump)
 
     next_cut = jnp.append(table.cut[1:], jnp.inf)
     below = jax.vmap(below_cut, in_axes=(1, 0))(table.small, table.cut)
@@ -198,13 +198,14 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
     used = (jnp.arange(cost.size) >= best) & ~empty
     left = jnp.sum(jnp.where((jnp.arange(cost.size) >= best) & empty, jnp.exp(parts.log_bound - wanted), 0.0))
     left = left + jnp.where(negligible[best], jnp.exp(below.log_bound[best] - wanted), 0.0)
+    lines = jax.tree.map(
+        lambda low, high: jnp.concatenate([low[best][None], high]), below.line, parts.line
+    )
     return Plan(
         whole.line,
-        jax.tree.map(lambda leaf: leaf[best], below.line),
-        parts.line,
-        used,
+        lines,
+        jnp.append(~negligible[best], used),
         (cost[best] < jnp.inf) & remove,
-        ~negligible[best],
         wanted + jnp.log(left),
     )
 

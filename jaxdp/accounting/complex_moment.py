@@ -40,6 +40,10 @@ import numpy as np
 _CHUNK = 128  # nodes in one go
 _MOST_CHUNKS = 4096
 _EVERY = 4  # norms are right to a few per cent on every fourth node
+# Where log x counts as infinite. On the contours in use \|e^-x\| is below exp(-0.16 e^9) there, which
+# outweighs (1 + u)^(1 + c) up to exp(1300); `contour` refuses orders that come near that.
+FAR = 9.0
+_NEGLIGIBLE = -45.0  # log of what does not count against a sum of 1
 _SQUARINGS = 4  # the partition's power is 2^4
 # Shifts that are tried, in steps of 0.2 in z or of one standard deviation, the smaller one;
 # beyond pi / 2 the partition would grow.
@@ -116,9 +120,12 @@ def contour(
     left = jnp.where(remove, 0.0, jnp.maximum(-sd * most, floor)) - reach
     right = jnp.where(remove, sd * (1.0 + most), sd) + reach
     if until is not None:
-        # Jumps beyond 148 times the last cut have no weight, but the means that are taken off
+        # Jumps beyond e^9 times the last cut have no weight, but the means that are taken off
         # need all of z under P and under Q.
-        last = (until - jnp.log(q) + 5.0) / sd + 0.5 * sd
+        last = (until - jnp.log(q) + FAR) / sd + 0.5 * sd
+        # What lies above the first cut may be beyond all that the whole law puts weight on.
+        begin = (log_cut[0] - jnp.log(q) + 3.0) / sd + 0.5 * sd
+        right = jnp.maximum(right, jnp.where(jnp.isfinite(begin), begin, 0.0) + reach)
         right = jnp.minimum(right, jnp.maximum(last, sd + reach))
     # The partition leaves less room for shifts, so that the rule needs finer steps.
     finest = (0.1 if fine else 0.2) if double else (0.15 if fine else 0.25)
@@ -127,7 +134,11 @@ def contour(
     first = jnp.floor(left / spacing)
     chunks = jnp.ceil((right - left) / spacing / _CHUNK)
     # Nothing is cut off silently: where the nodes do not suffice the sums are NaN.
-    first = jnp.where(chunks <= _MOST_CHUNKS, first, jnp.nan)
+    enough = chunks <= _MOST_CHUNKS
+    if until is not None:
+        outweighs = (1.0 + most) * jnp.log1p(jnp.exp(jnp.minimum(until + FAR, 80.0))) > 600.0
+        enough = enough & ~(outweighs & (until < jnp.inf))
+    first = jnp.where(enough, first, jnp.nan)
     chunks = jnp.where(chunks <= _MOST_CHUNKS, jnp.maximum(chunks, 1.0), 1.0)
     first, spacing, log_cut = jax.lax.stop_gradient((first, spacing, log_cut))
     return Contour(q, sd, first, spacing, chunks.astype(jnp.int32), log_cut, remove)
@@ -214,8 +225,8 @@ def _partition(log_jump: jax.Array, log_cut: jax.Array) -> tuple[jax.Array, ...]
     The cuts ascend; beyond the last one there is none, which an infinite cut amounts to.
     """
     log_x = log_jump[:, None] - log_cut[None, :]
-    # Beyond 148 cuts chi is 1 to more digits than are kept, and e^x must not overflow.
-    far = log_x.real > 5.0
+    # Far beyond a cut chi is 1 to more digits than are kept, and e^x must not overflow.
+    far = log_x.real > FAR
     x = jnp.exp(jnp.where(far, 0.0, log_x))
     above = -expm1(-x)
     for _ in range(_SQUARINGS):
@@ -228,6 +239,15 @@ def _partition(log_jump: jax.Array, log_cut: jax.Array) -> tuple[jax.Array, ...]
     next_above = jnp.concatenate([above[:, 1:], 0.0 * above[:, :1]], axis=1)
     next_below = jnp.concatenate([below[:, 1:], 0.0 * below[:, :1] + 1.0], axis=1)
     return above, below, jnp.where(large | far, next_below - below, above - next_above)
+
+
+def _log_below(log_jump: jax.Array, log_cut: jax.Array, below: jax.Array) -> jax.Array:
+    """log |1 - chi| for each cut and, as 0, for none at all [nodes, k + 1]; also far beyond it."""
+    x = jnp.exp(jnp.minimum((log_jump[:, None] - log_cut[None, :]).real, FAR + 1.0))
+    cosine = jnp.cos(log_jump.imag)[:, None]
+    far = math.log(2.0**_SQUARINGS) - x * cosine
+    log_size = jnp.where(x * cosine > 20.0, far, jnp.log(jnp.abs(below)))
+    return jnp.concatenate([log_size, jnp.zeros((x.shape[0], 1), x.dtype)], axis=1)
 
 
 def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array) -> Moments:
@@ -249,9 +269,14 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
         size = jnp.abs(x)
         small = size < 0.5
         exponent = x + log_weight[None, :] - scale[:, None]
-        # Held below an overflow, so that nothing becomes infinity times a weight of 0.
-        exponent = jax.lax.complex(jnp.minimum(exponent.real, highest), exponent.imag)
-        full = jnp.exp(exponent)
+        above, below, between = _partition(log_jump, line.log_cut)
+        # Exponents are held below an overflow, so that nothing becomes infinity times a weight of
+        # 0; a sum in which that matters is spoilt.
+        held = jnp.minimum(exponent.real, highest)
+        log_below = _log_below(log_jump, line.log_cut, below)
+        over = jnp.where(exponent.real > highest, exponent.real, -jnp.inf)[:, :, None]
+        spoilt = jnp.max(over + log_below[None, :, :], axis=1) > _NEGLIGIBLE
+        full = jnp.exp(jax.lax.complex(held, exponent.imag))
         weight = jnp.exp(log_weight[None, :] - scale[:, None])
         near = jnp.where(small, x, 0.0)
         terms = jnp.where(
@@ -278,19 +303,19 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
             * (weight_off[0] + loss_off),
         )
         added = [jnp.sum(terms, axis=1), jnp.sum(mean), jnp.sum(error, axis=1), jnp.sum(mean_off)]
-        above, below, between = _partition(log_jump, line.log_cut)
         added.append(terms @ below)
         added.append(error @ jnp.abs(below))
         added.append(full @ between)
         added.append((heavy * (x_off + weight_off + 64.0)) @ jnp.abs(between))
         added.append(own @ above)
         added.append((own * loss) @ above)
+        added.append(jnp.where(spoilt, jnp.nan, 0.0))
         return [total + part for total, part in zip(sums, added, strict=True)]
 
     cuts = line.log_cut.size
     size = orders.size
-    shapes = [(size,), (), (size,), (), *[(size, cuts)] * 4, (cuts,), (cuts,)]
-    exact = [False, False, True, True, False, True, False, True, False, False]
+    shapes = [(size,), (), (size,), (), *[(size, cuts)] * 4, (cuts,), (cuts,), (size, cuts + 1)]
+    exact = [False, False, True, True, False, True, False, True, False, False, True]
     start = [
         jnp.zeros(shape, dtype if real else orders.dtype)
         for shape, real in zip(shapes, exact, strict=True)
@@ -302,12 +327,14 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
     # E[(1 - chi) e^x] - 1 by E[(1 - chi) e_2(x)], and the mass and mean that chi takes away.
     gone = (sums[8][None, :] + orders[:, None] * sums[9][None, :]) * shrink[:, None]
     size = jnp.abs(sums[8])[None, :] + jnp.abs(orders[:, None] * sums[9][None, :])
+    # NaN for what an overflow spoilt: below each cut, and last of all the whole law.
+    bad, bad_upper = sums[10][:, :-1], sums[10][:, 1:]
     return Moments(
-        sums[0] + mean,
+        sums[0] + mean + sums[10][:, -1],
         ulp * (sums[2] + rough),
-        sums[4] + mean[:, None] - gone,
+        sums[4] + mean[:, None] - gone + bad,
         ulp * (sums[5] + rough[:, None] + 64.0 * size * shrink[:, None]),
-        sums[6],
+        sums[6] + bad_upper,
         ulp * sums[7],
     )
 

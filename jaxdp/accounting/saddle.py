@@ -63,6 +63,10 @@ def _log_chernoff(c: jax.Array) -> jax.Array:
     return c * jnp.log(c) - (1.0 + c) * jnp.log1p(c)
 
 
+def _or_infinity(moment: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isnan(moment), jnp.inf, moment)
+
+
 def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Table:
     """The moments at the orders around c, for cuts below epsilon."""
     dtype = c.dtype
@@ -74,7 +78,6 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     furthest = jnp.where(remove, 4.0 * c, cs[-1])
     zero = jnp.zeros((), dtype)
     summed = jnp.append(cs <= furthest, True)
-    highest = math.exp(0.98 * complex_moment.overflow(dtype))
 
     def add(totals, row):
         q, s, count = row
@@ -82,11 +85,11 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
         line = complex_moment.contour(q, s, log_cut(cuts, q), furthest, remove)
         found = complex_moment.moments(line, orders, zero, jnp.zeros(orders.shape, dtype))
         end = complex_moment.end_of(line) + jnp.log(q)
-        covered = (line.log_cut + 5.0 <= end)[None, :] | summed[:, None]
-        trusted = jnp.where(found.excess.real < highest, found.excess.real, jnp.inf)
-        lesser = jnp.where((found.small.real < highest) & covered, found.small.real, jnp.inf)
+        covered = (line.log_cut + complex_moment.FAR <= end)[None, :] | summed[:, None]
+        trusted = _or_infinity(found.excess.real)
+        lesser = jnp.where(covered, _or_infinity(found.small.real), jnp.inf)
         upper = jnp.concatenate([lesser[:, 1:], trusted[:, None]], axis=1)
-        share = found.between.real / (1.0 + lesser)
+        share = _or_infinity(found.between.real) / (1.0 + lesser)
         # By what lies between, where that is small; by the difference, where it is not.
         step = jnp.log1p(upper) - jnp.log1p(lesser)
         step = jnp.where(share < 0.5, jnp.log1p(jnp.maximum(share, 0.0)), step)

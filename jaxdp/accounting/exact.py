@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jaxdp.accounting import composition, conversion, line_integral, saddle
 from jaxdp.accounting.saddle import Run, Table
 
-_MOST_STEPS = 14
+_MOST_STEPS = 10
 # Chunks of nodes: for a law as it is where it could be split, where it could not, for a part.
-_FIRST_CHUNKS, _MOST_CHUNKS, _PART_CHUNKS = 8, 64, 256
+_FIRST_CHUNKS, _MOST_CHUNKS, _PART_CHUNKS = 8, 64, 64
 
 
 class Bounds(NamedTuple):

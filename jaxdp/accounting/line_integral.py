@@ -65,7 +65,8 @@ class _Component(NamedTuple):
     log_moment: Any  # count * log m, of the law below the first cut [nodes]
     gap: Any  # count * (log m below the second cut - log m below the first) [nodes]
     error: Any  # bound on the error of log_moment [nodes]
-    gap_error: Any  # bound on the error of gap [nodes]
+    gap_error: Any  # bound on the error of gap that what lies between makes [nodes]
+    upper_error: Any  # bound on the error of log_moment + gap [nodes]
     decay: Any  # bound on count * log |m / m(c)| beyond the chunk
     log_between: Any  # log of a bound on count * |what lies between the cuts| / m(c) beyond
 
@@ -168,15 +169,17 @@ def _component(line: Line, y: jax.Array, beyond: jax.Array, row: Any, remove) ->
     small = unit + (found.small[:, 0] if cut else found.excess)
     error = (found.small_error[:, 0] if cut else found.error) + choice.rule_error
     error = error + 8.0 * ulp * jnp.where(choice.scale > 0.0, unit, 0.0)
-    gap_error = jnp.zeros_like(error)
+    gap_error = upper_error = jnp.zeros_like(error)
     if cut:
-        gap_error = found.between_error[:, 0] + choice.between_error
-        gap_error = gap_error / jnp.abs(small + found.between[:, 0])
+        upper = jnp.abs(small + found.between[:, 0])
+        between_error = found.between_error[:, 0] + choice.between_error
+        gap_error, upper_error = between_error / upper, (error + between_error) / upper
     return _Component(
         count * log_moment,
         count * gap,
         count * error / jnp.abs(small),
         count * gap_error,
+        count * upper_error,
         count * complex_moment.log_decay(contour, line.c, beyond, choice.at_rest.lower),
         jnp.log(count) + choice.log_between,
     )
@@ -202,12 +205,19 @@ def _chunk(run: Run, line: Line, index: jax.Array, remove) -> tuple[Any, ...]:
         jnp.zeros_like(x),
         nothing,
         nothing,
+        nothing,
         -0.5 * beyond * beyond * run.mu_squared,
         jnp.full((), -jnp.inf, dtype),
     )
     total, _ = jax.lax.scan(add, start, (run.q, run.s, run.count))
     weight = jnp.where(grid == 0, 0.5, 1.0) * (line.spacing / math.pi)
     return x, weight / (x * (1.0 + x)), total, beyond
+
+
+def _growth(exponent_error: jax.Array) -> jax.Array:
+    """By how much of itself a term is off at most, given a bound on the error of its log."""
+    # Beyond 60 a term is so wrong that it decides nothing but that the sum is.
+    return jnp.expm1(jnp.minimum(exponent_error, 60.0))
 
 
 def integrate(
@@ -232,18 +242,21 @@ def integrate(
         index, sums, _, top = carry
         x, weight, total, beyond = _chunk(run, line, index, remove)
         term = jnp.exp(total.log_moment - x * epsilon - scale) * weight
-        relative = total.error + ulp * (16.0 + jnp.abs(total.log_moment) + jnp.abs(x) * epsilon)
-        # Beyond 60 a term is so wrong that it decides nothing but that the sum is.
-        relative = jnp.expm1(jnp.minimum(relative, 60.0))
+        rounding = ulp * (16.0 + jnp.abs(total.log_moment) + jnp.abs(x) * epsilon)
+        relative = _growth(total.error + rounding)
         size = jnp.abs(term)
         error = size * relative
         if cut:
-            factor = jnp.where(line.between, complex_moment.expm1(total.gap), 1.0)
-            step_error = total.gap_error + 8.0 * ulp * jnp.abs(total.gap)
-            step_error = jnp.expm1(jnp.minimum(step_error, 60.0))
-            grown = jnp.where(line.between, jnp.abs(jnp.exp(total.gap)) * step_error, 0.0)
-            error = size * (jnp.abs(factor) * relative + grown * (1.0 + relative))
-            term, size = term * factor, size * jnp.abs(factor)
+            # e^(A + G) - e^A, whose error is bounded in either form.
+            rounding = rounding + 8.0 * ulp * jnp.abs(total.gap)
+            factor = complex_moment.expm1(total.gap)
+            upper = size * jnp.abs(jnp.exp(total.gap))
+            gap_off = _growth(total.gap_error + 8.0 * ulp * jnp.abs(total.gap))
+            product = size * jnp.abs(factor) * relative + upper * gap_off * (1.0 + relative)
+            difference = upper * _growth(total.upper_error + rounding) + error
+            error = jnp.where(line.between, jnp.minimum(product, difference), error)
+            term = jnp.where(line.between, term * factor, term)
+            size = jnp.abs(term)
         new = (
             jnp.sum(term.real),
             jnp.sum(error),

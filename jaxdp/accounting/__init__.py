@@ -1,7 +1,11 @@
 """Accounting: what a run of private releases costs, on the host or inside a program."""
 
+from jaxdp.accounting.attacks import attack_advantage as attack_advantage
+from jaxdp.accounting.attacks import type_ii_error as type_ii_error
 from jaxdp.accounting.calibration import affordable_steps as affordable_steps
 from jaxdp.accounting.calibration import calibrate as calibrate
+from jaxdp.accounting.comparison import Comparison as Comparison
+from jaxdp.accounting.comparison import compare as compare
 from jaxdp.accounting.conversion import RdpEpsilon as RdpEpsilon
 from jaxdp.accounting.conversion import epsilon_from_rdp as epsilon_from_rdp
 from jaxdp.accounting.events import Composed as Composed
@@ -15,7 +19,13 @@ from jaxdp.accounting.events import Repeated as Repeated
 from jaxdp.accounting.events import SampledWithoutReplacement as SampledWithoutReplacement
 from jaxdp.accounting.events import Schedule as Schedule
 from jaxdp.accounting.events import TruncatedPoissonSampled as TruncatedPoissonSampled
+from jaxdp.accounting.exact import Bounds as Bounds
+from jaxdp.accounting.gdp import clt_epsilon as clt_epsilon
 from jaxdp.accounting.guarantee import delta as delta
 from jaxdp.accounting.guarantee import epsilon as epsilon
+from jaxdp.accounting.guarantee import epsilon_bounds as epsilon_bounds
+from jaxdp.accounting.guarantee import log_delta as log_delta
 from jaxdp.accounting.guarantee import rdp_epsilon as rdp_epsilon
+from jaxdp.accounting.interchange import from_dp_accounting as from_dp_accounting
+from jaxdp.accounting.interchange import to_dp_accounting as to_dp_accounting
 from jaxdp.accounting.renyi import rdp as rdp

@@ -40,8 +40,7 @@ import numpy as np
 _CHUNK = 128  # nodes in one go
 _MOST_CHUNKS = 4096
 _EVERY = 4  # norms are right to a few per cent on every fourth node
-# Where log x counts as infinite. On the contours in use \|e^-x\| is below exp(-0.16 e^9) there, which
-# outweighs (1 + u)^(1 + c) up to exp(1300); `contour` refuses orders that come near that.
+# Where log x counts as infinite.
 FAR = 9.0
 _NEGLIGIBLE = -45.0  # log of what does not count against a sum of 1
 _SQUARINGS = 4  # the partition's power is 2^4
@@ -76,6 +75,14 @@ class Moments(NamedTuple):
     small_error: Any  # bound on its rounding [n, k]
     between: Any  # what jumps from each cut to the next contribute to m, complex [n, k]
     between_error: Any  # bound on its rounding [n, k]
+
+
+class RealMoments(NamedTuple):
+    """Sums over one step's law at real orders; infinite where they cannot be trusted."""
+
+    excess: Any  # m - 1 [n]
+    small: Any  # m - 1 without the jumps above each cut [n, k]
+    between: Any  # what jumps from each cut to the next contribute to m [n, k]
 
 
 class LogNorms(NamedTuple):
@@ -136,8 +143,9 @@ def contour(
     # Nothing is cut off silently: where the nodes do not suffice the sums are NaN.
     enough = chunks <= _MOST_CHUNKS
     if until is not None:
-        outweighs = (1.0 + most) * jnp.log1p(jnp.exp(jnp.minimum(until + FAR, 80.0))) > 600.0
-        enough = enough & ~(outweighs & (until < jnp.inf))
+        # On every contour in use |e^-x| is below exp(-0.16 e^9) there.
+        gain = (1.0 + most) * jnp.log1p(jnp.exp(jnp.minimum(until + FAR, 80.0)))
+        enough = enough & ((gain <= 0.1 * math.exp(FAR)) | (until == jnp.inf))
     first = jnp.where(enough, first, jnp.nan)
     chunks = jnp.where(chunks <= _MOST_CHUNKS, jnp.maximum(chunks, 1.0), 1.0)
     first, spacing, log_cut = jax.lax.stop_gradient((first, spacing, log_cut))
@@ -336,6 +344,70 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
         ulp * (sums[5] + rough[:, None] + 64.0 * size * shrink[:, None]),
         sums[6] + bad_upper,
         ulp * sums[7],
+    )
+
+
+def real_moments(line: Contour, orders: jax.Array) -> RealMoments:
+    """m - 1 at real orders [n], and its parts by the largest jump.
+
+    Sums that overflow are infinite, and so are those whose peak is too narrow for the nodes, which
+    shows in a difference between the even and the odd ones.
+    """
+    dtype = line.sd.dtype
+    highest = overflow(dtype)
+    zero = jnp.zeros((), dtype)
+
+    def add(index, sums):
+        nodes = _at(line, index, zero)
+        log_weight, loss = nodes.log_weight.real, nodes.loss.real
+        x = orders[:, None] * loss[None, :]
+        exponent = x + log_weight[None, :]
+        parts = _partition(nodes.log_jump, line.log_cut)
+        above, below, between = (part.real for part in parts)
+        log_below = _log_below(nodes.log_jump, line.log_cut, parts[1])
+        over = jnp.where(exponent > highest, exponent, -jnp.inf)[:, :, None]
+        spoilt = jnp.max(over + log_below[None, :, :], axis=1) > _NEGLIGIBLE
+        full = jnp.exp(jnp.minimum(exponent, highest))
+        own = jnp.exp(log_weight)
+        small = jnp.abs(x) < 0.5
+        near = jnp.where(small, x, 0.0)
+        squared = own[None, :] * (near * near * _exp_excess(near))
+        terms = jnp.where(small, squared, full - own[None, :] * (1.0 + x))
+        little = jnp.abs(loss) < 0.5
+        near = jnp.where(little, loss, 0.0)
+        far = jnp.exp(log_weight - loss) - own * (1.0 - loss)
+        mean = jnp.where(little, own * (near * near * _exp_excess(-near)), far)
+        weights = jnp.concatenate([below, jnp.ones_like(below[:, :1])], axis=1)
+        added = (
+            jnp.sum(terms, axis=1),
+            jnp.sum(mean),
+            terms @ below,
+            full @ between,
+            own @ above,
+            (own * loss) @ above,
+            jnp.where(spoilt, jnp.nan, 0.0),
+            full[:, ::2] @ weights[::2],
+            full[:, 1::2] @ weights[1::2],
+        )
+        return [total + part for total, part in zip(sums, added, strict=True)]
+
+    n, k = orders.size, line.log_cut.size
+    shapes = [(n,), (), (n, k), (n, k), (k,), (k,), (n, k + 1), (n, k + 1), (n, k + 1)]
+    start = [jnp.zeros(shape, dtype) for shape in shapes]
+    terms, mean, small, between, mass, gone, bad, even, odd = jax.lax.fori_loop(
+        0, line.chunks, add, start
+    )
+    drift = orders * mean
+    bad = bad + jnp.where(jnp.abs(even - odd) <= 0.05 * (even + odd), 0.0, jnp.nan)
+
+    def trusted(value):
+        return jnp.where(jnp.isnan(value), jnp.inf, value)
+
+    taken = mass[None, :] + orders[:, None] * gone[None, :]
+    return RealMoments(
+        trusted(terms + drift + bad[:, -1]),
+        trusted(small + drift[:, None] - taken + bad[:, :-1]),
+        trusted(between + bad[:, 1:]),
     )
 
 

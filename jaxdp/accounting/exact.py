@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jaxdp.accounting import composition, conversion, line_integral, saddle
 from jaxdp.accounting.saddle import Run, Table
 
-_MOST_STEPS = 10
+_MOST_STEPS = 8
 # Chunks of nodes: for a law as it is where it could be split, where it could not, for a part.
-_FIRST_CHUNKS, _MOST_CHUNKS, _PART_CHUNKS = 8, 64, 64
+_FIRST_CHUNKS, _MOST_CHUNKS, _PART_CHUNKS = 8, 64, 96
 
 
 class Bounds(NamedTuple):
@@ -264,6 +264,7 @@ def _renyi_log_delta(run: Run, epsilon: jax.Array) -> tuple[jax.Array, jax.Array
     return log_delta, t
 
 
+@jax.custom_batching.sequential_vmap
 def _gradient(side: _Side, epsilon, pieces: _Pieces, log_delta) -> line_integral.Gradient:
     """Derivatives of delta / exp(log_delta) in the run's numbers, summed over the pieces."""
     run, _, remove = side
@@ -309,6 +310,8 @@ def _epsilon_bounds_jvp(primals, tangents):
     return solved.bounds, Bounds(moved, moved)
 
 
+# Under vmap one after the other: each takes as many nodes as it needs, not as the worst one does.
+@jax.custom_batching.sequential_vmap
 def _solve_epsilon(run: Run, log_delta: jax.Array) -> _Solved:
     renyi, c = _renyi_epsilon(run, log_delta)
     return _epsilon(run, renyi, c, log_delta)
@@ -365,6 +368,7 @@ def _evaluate(side: _Side, epsilon, needed) -> _Evaluated:
     return _Evaluated(Bounds(lower, upper), log_delta, found, pieces)
 
 
+@jax.custom_batching.sequential_vmap
 def _solve_log_delta(run: Run, epsilon: jax.Array) -> tuple[Bounds, _Side, _Evaluated]:
     renyi, c = _renyi_log_delta(run, epsilon)
     usable = (renyi > -jnp.inf) & (c < jnp.inf) & (epsilon < jnp.inf) & (epsilon >= 0.0)

@@ -1,19 +1,41 @@
-"""The (epsilon, delta) guarantee of a run of events."""
+"""The (epsilon, delta) guarantee of a run of events, under the accountant that is asked for."""
 
 import math
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxdp import _gaussian_profile, _precision, _validate
-from jaxdp.accounting import composition, conversion
+from jaxdp.accounting import (
+    advanced,
+    composition,
+    conversion,
+    events,
+    exact,
+    gdp,
+    moments,
+    naive,
+    optimal,
+    pld,
+    single_step,
+    zcdp,
+)
+from jaxdp.accounting.composition import Steps
 from jaxdp.accounting.conversion import RdpEpsilon
 from jaxdp.accounting.events import Event
+from jaxdp.accounting.exact import Bounds
 
-_ACCOUNTANTS = ("auto", "exact", "rdp")
+# Those that run on the host alone. The composition theorems look at every step by itself.
+_ONE_BY_ONE: dict[str, ModuleType] = {"naive": naive, "advanced": advanced, "optimal": optimal}
+_AT_ONCE: dict[str, ModuleType] = {"moments": moments, "zcdp": zcdp, "gdp": gdp}
+ACCOUNTANTS = ("auto", *_ONE_BY_ONE, *_AT_ONCE, "rdp", "pld", "exact")
+_WIDE = 1e-6  # a bracket from the line integral that calls for the second route
+_PROFILES = ("auto", "rdp", "pld", "exact")  # those that know delta at every epsilon
 
 
-def _rdp_epsilon(steps: composition.Steps, log_delta: Any, orders: Any = None) -> RdpEpsilon:
+def _rdp_epsilon(steps: Steps, log_delta: Any, orders: Any = None) -> RdpEpsilon:
     dtype = log_delta.dtype
 
     def bound(t):
@@ -32,17 +54,13 @@ def _rdp_epsilon(steps: composition.Steps, log_delta: Any, orders: Any = None) -
     )
 
 
-def _rdp_epsilon_value(steps: composition.Steps, log_delta: Any) -> Any:
+def _rdp_epsilon_value(steps: Steps, log_delta: Any) -> Any:
     return _rdp_epsilon(steps, log_delta).epsilon
 
 
-def _pure_epsilon(steps: composition.Steps, unused: Any) -> Any:
+def _pure_epsilon(steps: Steps, unused: Any) -> Any:
     dtype = unused.dtype
     return composition.pure_epsilon_of(steps, dtype) * (1.0 + conversion.margin(dtype))
-
-
-def _exact_epsilon(mu_squared: Any, log_delta: Any) -> Any:
-    return _gaussian_profile.epsilon(log_delta, jnp.sqrt(mu_squared))
 
 
 def _delta_from_log(log_delta: Any) -> Any:
@@ -52,33 +70,130 @@ def _delta_from_log(log_delta: Any) -> Any:
     return jnp.where(log_delta > -jnp.inf, jnp.minimum(value, 1.0), 0.0)
 
 
-def _rdp_delta(steps: composition.Steps, epsilon: Any) -> Any:
+def _rdp_log_delta(steps: Steps, epsilon: Any) -> Any:
     def bound(t):
         return conversion.log_delta_at(t, composition.log_moment_of(steps, t), epsilon)
 
     dtype = epsilon.dtype
     log_delta, _, _ = conversion.search(bound, dtype)
     pure = composition.pure_epsilon_of(steps, dtype) * (1.0 + conversion.margin(dtype))
-    return jnp.where(epsilon >= pure, 0.0, _delta_from_log(log_delta))
+    return jnp.where(epsilon >= pure, -jnp.inf, log_delta)
 
 
-def _exact_delta(mu_squared: Any, epsilon: Any) -> Any:
-    return _delta_from_log(_gaussian_profile.log_delta(epsilon, jnp.sqrt(mu_squared)))
+def _gaussian_epsilon(mu_squared: Any, log_delta: Any) -> Any:
+    return _gaussian_profile.epsilon(log_delta, jnp.sqrt(mu_squared))
 
 
-def _steps_and_accountant(event: Any, accountant: str) -> tuple[composition.Steps, str]:
+def _gaussian_log_delta(mu_squared: Any, epsilon: Any) -> Any:
+    return _gaussian_profile.log_delta(epsilon, jnp.sqrt(mu_squared))
+
+
+def _only_gaussians(steps: Steps) -> bool:
+    return exact.applies(steps) and steps.sampled_gaussian is None
+
+
+def _mu_squared(steps: Steps) -> Any:
+    return 0.0 if steps.gaussian is None else steps.gaussian
+
+
+def _padded(steps: Steps) -> Steps:
+    """More rows that do nothing, so that programs are compiled for few lengths only."""
+    if steps.sampled_gaussian is None or _validate.is_traced(steps):
+        return steps
+    n = steps.sampled_gaussian[0].size
+    longer = 2 ** math.ceil(math.log2(n)) if n <= 64 else 64 * math.ceil(n / 64)
+    idle = (0.5, 1.0, 0.0)
+    rows = (
+        np.append(column, np.full(longer - n, value))
+        for column, value in zip(steps.sampled_gaussian, idle, strict=True)
+    )
+    return steps._replace(sampled_gaussian=tuple(rows))
+
+
+def _one_sampled_step(steps: Steps) -> bool:
+    """Whether the run is one Poisson-sampled Gaussian, taken once."""
+    rows = steps.sampled_gaussian
+    if steps.gaussian is not None or rows is None or _validate.is_traced(rows):
+        return False
+    return rows[0].size == 1 and float(rows[2][0]) == 1.0
+
+
+def _single_epsilon(q: Any, s: Any, log_delta: Any) -> Any:
+    """log(1 + q (e^eps - 1)), where eps is what the Gaussian itself needs at delta / q."""
+    log_ratio = log_delta - jnp.log(q)
+    epsilon = _gaussian_profile.epsilon(jnp.minimum(log_ratio, -1e-300), 1.0 / s)
+    large = epsilon > 1.0
+    sampled = jnp.where(large, epsilon + jnp.log(q), 0.0) + jnp.log1p(
+        jnp.where(large, (1.0 - q) / q * jnp.exp(-epsilon), q * jnp.expm1(jnp.minimum(epsilon, 1.0)))
+    )
+    sampled = sampled * (1.0 + 64.0 * float(jnp.finfo(log_delta.dtype).eps))
+    return jnp.where((log_ratio >= 0.0) | (s == jnp.inf), 0.0, sampled)
+
+
+def _exact_epsilon_bounds(steps: Steps, log_delta: Any) -> Bounds:
+    if _only_gaussians(steps):
+        epsilon = _precision.evaluate(_gaussian_epsilon, _mu_squared(steps), log_delta)
+        return Bounds(epsilon * (1.0 - _margin(epsilon)), epsilon)
+    if _one_sampled_step(steps):
+        q, s, _ = (float(column[0]) for column in steps.sampled_gaussian)
+        if s == 0.0:
+            return Bounds(math.inf, math.inf)
+        epsilon = _precision.evaluate(_single_epsilon, q, s, log_delta)
+        return Bounds(epsilon * (1.0 - 2.0 * _margin(epsilon)), epsilon)
+    bounds = _precision.evaluate(exact.epsilon_bounds, _padded(steps), log_delta)
+    if _validate.is_traced(bounds) or bounds.upper - bounds.lower <= _WIDE * bounds.upper:
+        return bounds
+    # Where the line integral does not settle, the second route narrows the bracket.
+    lower, upper = pld.epsilon_bounds(steps, log_delta)
+    return Bounds(max(bounds.lower, lower), min(bounds.upper, upper))
+
+
+def _exact_log_delta_bounds(steps: Steps, epsilon: Any) -> Bounds:
+    if _only_gaussians(steps):
+        log_delta = _precision.evaluate(_gaussian_log_delta, _mu_squared(steps), epsilon)
+        # Gaussian profiles are rounded by a few ulps of log delta.
+        below = log_delta - 2.0 * _margin(log_delta) * (1.0 + abs(log_delta))
+        return Bounds(below, log_delta)
+    bounds = _precision.evaluate(exact.log_delta_bounds, _padded(steps), epsilon)
+    if _validate.is_traced(bounds) or bounds.upper - bounds.lower <= _WIDE:
+        return bounds
+    lower, upper = pld.log_delta_bounds(steps, epsilon)
+    return Bounds(max(bounds.lower, lower), min(bounds.upper, upper))
+
+
+def _margin(value: Any) -> float:
+    """Twice what the Gaussian profile is rounded by, relative."""
+    traced = _validate.is_traced(value)
+    return 64.0 * float(jnp.finfo(jnp.result_type(float)).eps) if traced else 1e-13
+
+
+def _steps_of(event: Any, relation: Any) -> Steps:
     if not isinstance(event, Event):
         _validate.refuse("event", event, "an event such as Gaussian(1.0)")
-    _validate.choice("accountant", accountant, _ACCOUNTANTS)
-    steps = composition.steps_of(event)
-    only_gaussians = all(rows is None for rows in steps[1:])
-    if accountant == "exact" and not only_gaussians:
-        _validate.refuse(
-            "accountant", accountant, "'rdp' or 'auto' for a run with sampled or Laplace events"
-        )
+    allowed = events.relations_of(event)
+    if not allowed:
+        _validate.refuse("event", event, "events of one neighbouring relation")
+    if relation is not None:
+        _validate.choice("neighboring_relation", relation, events.RELATIONS)
+        if relation not in allowed:
+            words = " or ".join(repr(word) for word in allowed)
+            _validate.refuse("neighboring_relation", relation, f"{words} for this run")
+    return composition.steps_of(event)
+
+
+def _accountant(steps: Steps, accountant: str, allowed: tuple[str, ...], at: Any) -> str:
+    _validate.choice("accountant", accountant, allowed)
     if accountant == "auto":
-        accountant = "exact" if only_gaussians else "rdp"
-    return steps, accountant
+        if exact.applies(steps):
+            return "exact"
+        return "rdp" if _validate.is_traced(steps, at) else "pld"
+    if accountant == "exact" and not exact.applies(steps):
+        _validate.refuse(
+            "accountant",
+            accountant,
+            "'auto', 'pld' or 'rdp' for a run with other than Gaussians and Poisson-sampled ones",
+        )
+    return accountant
 
 
 def _log_delta(delta: Any) -> Any:
@@ -86,87 +201,194 @@ def _log_delta(delta: Any) -> Any:
     return jnp.log(delta) if _validate.is_traced(delta) else math.log(float(delta))
 
 
-def epsilon(event: Event, delta: Any, *, accountant: str = "auto") -> Any:
+def epsilon(
+    event: Event, delta: Any, *, accountant: str = "auto", neighboring_relation: str | None = None
+) -> Any:
     r"""The epsilon of a run of events at a given delta.
 
     Args:
-      event: The run. Its numbers may be traced.
-      delta: Scalar in (0, 1), may be traced; 0 too where every event is pure (Laplace).
-      accountant: "rdp" (Renyi DP at the best real order); "exact" (runs of Gaussians without
-        sampling, whose composition is again a Gaussian with a profile in closed form); "auto"
-        takes the exact one where it applies, Renyi DP otherwise.
+      event: The run. Its numbers may be traced for the accountants "auto", "exact" and "rdp".
+      delta: Scalar in (0, 1), may be traced; 0 too where every event is pure (Laplace, randomised
+        response).
+      accountant: One of
+
+        - "auto": "exact" where it applies, else "pld" ("rdp" where a number is traced);
+        - "exact": Gaussians and Poisson-sampled Gaussians, any mix: the closed form or the line
+          integral of the log-moment;
+        - "pld": the privacy-loss distribution by tilted FFT, for every event;
+        - "rdp": Renyi DP at the best real order; "moments": Abadi et al. 2016, whole orders;
+        - "zcdp", "gdp" (Gaussians alone);
+        - "naive", "advanced" (Dwork, Rothblum and Vadhan 2010) and "optimal" (Kairouz, Oh and
+          Viswanath 2015, equal steps) composition.
+      neighboring_relation: "add_or_remove_one" or "replace_one", checked against what the run's
+        events are about; by default whatever they are about.
 
     Returns:
-      Epsilon, >= 0: a float if nothing is traced, else a scalar in the program's float type.
-      0 for a run that releases nothing; inf where some step has no noise.
+      Epsilon, >= 0: a float if nothing is traced, else a scalar in the program's float type,
+      differentiable in the run's numbers and delta. 0 for a run that releases nothing; inf where
+      some step has no noise.
 
     Raises:
-      ValueError: if ``delta`` is out of range, or the accountant does not apply.
+      ValueError: if ``delta`` is out of range, the accountant does not apply, or the neighbouring
+        relations of the events differ from each other or from the one that is asked for.
 
     Guarantee:
-      The run is (epsilon, delta)-DP for neighbours that differ by one example added or
-      removed. Rounded up: by 1e-10 of the Renyi part in float64, 1.5e-5 in float32. What
-      is asked may depend on earlier answers; the events and their numbers are fixed in advance.
+      The run is (epsilon, delta)-DP for the events' neighbours, whatever the accountant. Rounded
+      up; `epsilon_bounds` says how far it can be from the truth. What is asked may depend on
+      earlier answers; the events and their numbers are fixed in advance.
 
     Example:
       >>> from jaxdp import accounting as acc
       >>> run = acc.PoissonSampled(0.01, acc.Gaussian(1.0)) * 1_000
       >>> round(acc.epsilon(run, delta=1e-5), 4)
+      1.8283
+      >>> round(acc.epsilon(run, delta=1e-5, accountant="rdp"), 4)
       2.1013
 
     References:
-      Mironov 2017, arXiv:1702.07476; Canonne, Kamath and Steinke 2020, arXiv:2004.00010,
-      Proposition 12; Balle and Wang 2018, arXiv:1805.06530, Theorem 8 (exact).
+      DESIGN of each accountant: the docstrings of ``jaxdp.accounting.exact``, ``pld``,
+      ``conversion``, ``moments``, ``zcdp``, ``gdp``, ``naive``, ``advanced``, ``optimal``.
     """
-    steps, accountant = _steps_and_accountant(event, accountant)
+    steps = _steps_of(event, neighboring_relation)
     _validate.delta("delta", delta, allow_zero=True)
+    accountant = _accountant(steps, accountant, ACCOUNTANTS, delta)
     if not _validate.is_traced(delta) and float(delta) == 0.0:
-        if steps.gaussian is not None or steps.sampled_gaussian is not None:
-            _validate.refuse(
-                "delta", delta, "in (0, 1) (only a run of pure mechanisms, Laplace, allows 0)"
-            )
-        return _precision.evaluate(_pure_epsilon, steps, 0.0)
+        return _at_delta_zero(steps, delta)
+    log_delta = _log_delta(delta)
+    if accountant in _ONE_BY_ONE:
+        return _ONE_BY_ONE[accountant].epsilon(single_step.one_by_one(event), log_delta)
+    if accountant in _AT_ONCE:
+        return _AT_ONCE[accountant].epsilon(steps, log_delta)
+    if accountant == "pld":
+        return pld.epsilon_bounds(steps, log_delta)[1]
     if accountant == "exact":
-        mu_squared = 0.0 if steps.gaussian is None else steps.gaussian
-        return _precision.evaluate(_exact_epsilon, mu_squared, _log_delta(delta))
-    return _precision.evaluate(_rdp_epsilon_value, steps, _log_delta(delta))
+        return _exact_epsilon_bounds(steps, log_delta).upper
+    return _precision.evaluate(_rdp_epsilon_value, steps, log_delta)
 
 
-def delta(event: Event, epsilon: Any, *, accountant: str = "auto") -> Any:
+def _at_delta_zero(steps: Steps, delta: Any) -> Any:
+    pure = steps._replace(
+        laplace=None, sampled_laplace=None, randomized_response=None
+    )
+    if any(rows is not None for rows in pure):
+        _validate.refuse(
+            "delta", delta, "in (0, 1) (only a run of pure mechanisms, such as Laplace, allows 0)"
+        )
+    return _precision.evaluate(_pure_epsilon, steps, 0.0)
+
+
+def epsilon_bounds(
+    event: Event, delta: Any, *, neighboring_relation: str | None = None
+) -> Bounds:
+    r"""The epsilon of a run at a given delta between certified bounds.
+
+    By the exact accountant where it applies, by the privacy-loss distribution otherwise.
+
+    Args:
+      event: The run. Its numbers may be traced where the exact accountant applies.
+      delta: Scalar in (0, 1); may be traced likewise.
+      neighboring_relation: As for ``epsilon``.
+
+    Returns:
+      ``Bounds(lower, upper)``, floats if nothing is traced.
+
+    Raises:
+      ValueError: as for ``epsilon``.
+
+    Guarantee:
+      The run is (upper, delta)-DP, and its dominating pair not (epsilon, delta)-DP for any epsilon
+      below ``lower``.
+
+    Example:
+      >>> from jaxdp import accounting as acc
+      >>> run = acc.PoissonSampled(0.01, acc.Gaussian(1.0)) * 1_000
+      >>> lower, upper = acc.epsilon_bounds(run, delta=1e-5)
+      >>> round(lower, 6), round(upper, 6)
+      (1.828271, 1.828271)
+
+    References:
+      The proofs stand in ``jaxdp.accounting.exact`` and ``jaxdp.accounting.pld``.
+    """
+    steps = _steps_of(event, neighboring_relation)
+    _validate.delta("delta", delta)
+    if exact.applies(steps):
+        return _exact_epsilon_bounds(steps, _log_delta(delta))
+    return Bounds(*pld.epsilon_bounds(steps, _log_delta(delta)))
+
+
+def log_delta(
+    event: Event, epsilon: Any, *, accountant: str = "auto", neighboring_relation: str | None = None
+) -> Any:
+    r"""The natural logarithm of a run's delta at a given epsilon: deltas of 1e-400 are no floats.
+
+    Args:
+      event: The run. Its numbers may be traced for the accountants "auto", "exact" and "rdp".
+      epsilon: Scalar >= 0, may be traced likewise.
+      accountant: "auto", "exact", "pld" or "rdp", as for ``epsilon``.
+      neighboring_relation: As for ``epsilon``.
+
+    Returns:
+      log delta <= 0, -inf where delta is 0: a float if nothing is traced.
+
+    Raises:
+      ValueError: if ``epsilon`` is negative or not finite, or as for ``epsilon``.
+
+    Guarantee:
+      The run is (epsilon, delta)-DP for the events' neighbours. Rounded up.
+
+    Example:
+      >>> from jaxdp import accounting as acc
+      >>> run = acc.PoissonSampled(0.01, acc.Gaussian(1.0)) * 1_000
+      >>> round(acc.log_delta(run, epsilon=20.0), 3)
+      -129.713
+
+    References:
+      Those of ``epsilon``.
+    """
+    steps = _steps_of(event, neighboring_relation)
+    _validate.non_negative("epsilon", epsilon)
+    accountant = _accountant(steps, accountant, _PROFILES, epsilon)
+    if accountant == "exact":
+        return _exact_log_delta_bounds(steps, epsilon).upper
+    if accountant == "pld":
+        return pld.log_delta_bounds(steps, epsilon)[1]
+    return _precision.evaluate(_rdp_log_delta, steps, epsilon)
+
+
+def delta(
+    event: Event, epsilon: Any, *, accountant: str = "auto", neighboring_relation: str | None = None
+) -> Any:
     r"""The delta of a run of events at a given epsilon.
 
     Args:
-      event: The run. Its numbers may be traced.
-      epsilon: Scalar >= 0, may be traced.
-      accountant: "rdp", "exact" or "auto", as for ``epsilon``.
+      event: The run. Its numbers may be traced for the accountants "auto", "exact" and "rdp".
+      epsilon: Scalar >= 0, may be traced likewise.
+      accountant: "auto", "exact", "pld" or "rdp", as for ``epsilon``.
+      neighboring_relation: As for ``epsilon``.
 
     Returns:
       Delta in [0, 1]: a float if nothing is traced, else a scalar in the program's float type.
 
     Raises:
-      ValueError: if ``epsilon`` is negative or not finite, or the accountant does not apply.
+      ValueError: if ``epsilon`` is negative or not finite, or as for ``epsilon``.
 
     Guarantee:
-      The run is (epsilon, delta)-DP for neighbours that differ by one example added or
-      removed. Rounded up, the log-moment by 1e-10 in float64 and
-      1.5e-5 in float32; never to 0 by underflow.
+      The run is (epsilon, delta)-DP for the events' neighbours. Rounded up; never to 0 by
+      underflow.
 
     Example:
       >>> from jaxdp import accounting as acc
       >>> run = acc.PoissonSampled(0.01, acc.Gaussian(1.0)) * 1_000
       >>> f"{acc.delta(run, epsilon=3.0):.2e}"
-      '1.88e-08'
+      '2.69e-09'
 
     References:
-      Canonne, Kamath and Steinke 2020, arXiv:2004.00010, Proposition 12; Balle and Wang 2018,
-      arXiv:1805.06530, Theorem 8 (exact).
+      Those of ``epsilon``.
     """
-    steps, accountant = _steps_and_accountant(event, accountant)
-    _validate.non_negative("epsilon", epsilon)
-    if accountant == "exact":
-        mu_squared = 0.0 if steps.gaussian is None else steps.gaussian
-        return _precision.evaluate(_exact_delta, mu_squared, epsilon)
-    return _precision.evaluate(_rdp_delta, steps, epsilon)
+    value = log_delta(
+        event, epsilon, accountant=accountant, neighboring_relation=neighboring_relation
+    )
+    return _precision.evaluate(_delta_from_log, value)
 
 
 def rdp_epsilon(event: Event, delta: Any, *, orders: Any = None) -> RdpEpsilon:
@@ -200,7 +422,7 @@ def rdp_epsilon(event: Event, delta: Any, *, orders: Any = None) -> RdpEpsilon:
     References:
       Mironov 2017, arXiv:1702.07476; Canonne, Kamath and Steinke 2020, arXiv:2004.00010.
     """
-    steps, _ = _steps_and_accountant(event, "rdp")
+    steps = _steps_of(event, None)
     _validate.delta("delta", delta)
     if orders is None:
         return _precision.evaluate(_rdp_epsilon, steps, _log_delta(delta))

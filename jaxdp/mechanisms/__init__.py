@@ -2,3 +2,4 @@
 
 from jaxdp.mechanisms import gaussian as gaussian
 from jaxdp.mechanisms import laplace as laplace
+from jaxdp.mechanisms.choose import choose as choose

@@ -125,7 +125,7 @@ class PoissonSampled(Event):
       >>> from jaxdp import accounting as acc
       >>> step = acc.PoissonSampled(0.01, acc.Gaussian(1.0))
       >>> round(acc.epsilon(step * 1_000, delta=1e-5), 4)
-      2.1013
+      1.8282
     """
 
     sampling_probability: Any

@@ -46,6 +46,7 @@ class _Delta(NamedTuple):
     value: Any  # the sums
     error: Any  # bound on how far they are off
     slope: Any
+    slope_error: Any
     bend: Any
     most_bend: Any
     left_out: Any  # bound on the parts of the law that were left out
@@ -77,7 +78,14 @@ def _run_of(steps: composition.Steps, dtype: Any) -> Run:
 
 def _scaled(found: line_integral.Integral, log_delta: jax.Array) -> tuple[Any, ...]:
     size = jnp.exp(found.scale - log_delta)
-    sums = (found.value, found.error, found.slope, found.bend, found.most_bend)
+    sums = (
+        found.value,
+        found.error,
+        found.slope,
+        found.slope_error,
+        found.bend,
+        found.most_bend,
+    )
     return tuple(part * size for part in sums)
 
 
@@ -135,19 +143,22 @@ def _moves(found: _Delta) -> tuple[jax.Array, jax.Array]:
     dtype = found.value.dtype
     tiny = jnp.finfo(dtype).tiny
 
-    def root(excess, bend):
-        inside = found.slope * found.slope - 2.0 * bend * excess
-        move = 2.0 * excess / (found.slope + jnp.sqrt(jnp.maximum(inside, 0.0)) + tiny)
-        return jnp.where((inside >= 0.0) & (found.slope > 0.0), move, jnp.nan)
+    def root(excess, bend, slope):
+        inside = slope * slope - 2.0 * bend * excess
+        move = 2.0 * excess / (slope + jnp.sqrt(jnp.maximum(inside, 0.0)) + tiny)
+        # The bend holds for moves by which e^(c d) changes little: c^2 is below bend / value.
+        near = move * move * found.most_bend <= 0.005 * jnp.abs(found.value)
+        return jnp.where((inside >= 0.0) & (slope > 0.0) & near, move, jnp.nan)
 
-    # The slope itself is off by rounding, and the bend by what e^(c d) is from 1.
-    slack = 1.0 + (1e-6 if dtype == jnp.float64 else 1e-3)
-    up = root(found.value + found.error + slack * found.left_out - 1.0, 1.1 * found.most_bend)
-    down = root(found.value - found.error - _alias(dtype) - 1.0, -1.1 * found.most_bend)
-    return (
-        jnp.where(down > 0.0, down / slack, down * slack),
-        jnp.where(up > 0.0, up * slack, up / slack),
-    )
+    over = found.value + found.error + 1.01 * found.left_out - 1.0
+    under = found.value - found.error - _alias(dtype) - 1.0
+    off = found.slope_error
+    up = root(over, 1.1 * found.most_bend, found.slope - jnp.sign(over) * off)
+    down = root(under, -1.1 * found.most_bend, found.slope + jnp.sign(under) * off)
+    # delta falls with epsilon: where it is met already, or still missed, no move is needed.
+    up = jnp.where(jnp.isnan(up) & (over <= 0.0), 0.0, up)
+    down = jnp.where(jnp.isnan(down) & (under >= 0.0), 0.0, down)
+    return down, up
 
 
 def _newton(found: _Delta) -> jax.Array:

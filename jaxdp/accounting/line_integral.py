@@ -44,6 +44,7 @@ class Integral(NamedTuple):
     value: Any  # the trapezoid sum
     error: Any  # bound on how far it is from its exact value
     slope: Any  # minus its derivative in epsilon
+    slope_error: Any  # bound on how far that is off
     bend: Any  # its second derivative
     most_bend: Any  # bound on that for epsilon nearby
     scale: Any
@@ -104,17 +105,17 @@ def _choose(contour: complex_moment.Contour, line: Line, y: jax.Array, beyond: A
     fall = 2.0 * math.pi * unit / contour.spacing * jnp.abs(apart)
 
     def rule(norm):
-        """How far the trapezoid rule is off for each shift, by the norms further up and down."""
-        reached = norm[..., None, :] - fall
-        up = jnp.min(jnp.where(apart > 0, reached, jnp.inf), axis=-1)
-        down = jnp.min(jnp.where(apart < 0, reached, jnp.inf), axis=-1)
+        """How far the trapezoid rule is off [n, k], by the norms [n, k] further up and down."""
+        reached = norm[:, None, :] - fall[None, :, :]
+        up = jnp.min(jnp.where(apart[None, :, :] > 0, reached, jnp.inf), axis=2)
+        down = jnp.min(jnp.where(apart[None, :, :] < 0, reached, jnp.inf), axis=2)
         # Norms on every fourth node are right to a few per cent: twice that covers it.
         return jnp.logaddexp(up, down) + math.log(2.0)
 
     def worst(part):
         """The larger of rounding and rule at either end, in ulps of the part at rest."""
         first, last = (getattr(norm, part) for norm in norms)
-        off = jnp.maximum(rule(first), rule(last)) - math.log(ulp)
+        off = jnp.max(rule(jnp.stack([first, last])), axis=0) - math.log(ulp)
         return jnp.maximum(jnp.maximum(first, last), off) - getattr(at_rest, part)
 
     cost = worst("excess")
@@ -130,7 +131,8 @@ def _choose(contour: complex_moment.Contour, line: Line, y: jax.Array, beyond: A
         # The logs of norms are convex in y: between two nodes they lie below the chord.
         along = ((y - y[0]) / (y[-1] - y[0]))[:, None]
         first, last = (getattr(norm, part) for norm in norms)
-        return jnp.exp(rule(first * (1.0 - along) + last * along)[:, best] - scale)
+        norm = first[None, :] * (1.0 - along) + last[None, :] * along
+        return jnp.exp(rule(norm)[:, best] - scale)
 
     return jax.lax.stop_gradient(
         _Choice(
@@ -151,11 +153,17 @@ def _logs(contour, line: Line, y, choice: _Choice) -> tuple[jax.Array, jax.Array
     found = complex_moment.moments(contour, orders, choice.shift, scale)
     unit = jnp.exp(-choice.scale)
     small = found.small[:, 0] if line.cut.size > 0 else found.excess
-    scaled = choice.scale + jnp.log(unit + small)
+    scaled = choice.scale + complex_moment.log1p(unit + small - 1.0)
     log_moment = jnp.where(choice.scale > 0.0, scaled, complex_moment.log1p(small))
     if line.cut.size == 0:
         return log_moment, jnp.zeros_like(log_moment), found
     return log_moment, complex_moment.log1p(found.between[:, 0] / (unit + small)), found
+
+
+def _floored(moment: jax.Array) -> jax.Array:
+    """|m|, at least where ``log1p`` puts it."""
+    floor = math.sqrt(float(jnp.finfo(moment.real.dtype).tiny))
+    return jnp.maximum(jnp.abs(moment), floor)
 
 
 def _component(line: Line, y: jax.Array, beyond: jax.Array, row: Any, remove) -> _Component:
@@ -171,15 +179,16 @@ def _component(line: Line, y: jax.Array, beyond: jax.Array, row: Any, remove) ->
     error = error + 8.0 * ulp * jnp.where(choice.scale > 0.0, unit, 0.0)
     gap_error = upper_error = jnp.zeros_like(error)
     if cut:
-        upper = jnp.abs(small + found.between[:, 0])
+        upper = _floored(small + found.between[:, 0])
         between_error = found.between_error[:, 0] + choice.between_error
         gap_error, upper_error = between_error / upper, (error + between_error) / upper
     return _Component(
         count * log_moment,
         count * gap,
-        count * error / jnp.abs(small),
-        count * gap_error,
-        count * upper_error,
+        # |(m + e)^n - m^n| <= |m|^n (exp(n log(1 + |e / m|)) - 1), however large e is.
+        count * jnp.log1p(error / _floored(small)),
+        count * jnp.log1p(gap_error),
+        count * jnp.log1p(upper_error),
         count * complex_moment.log_decay(contour, line.c, beyond, choice.at_rest.lower),
         jnp.log(count) + choice.log_between,
     )
@@ -214,10 +223,11 @@ def _chunk(run: Run, line: Line, index: jax.Array, remove) -> tuple[Any, ...]:
     return x, weight / (x * (1.0 + x)), total, beyond
 
 
-def _growth(exponent_error: jax.Array) -> jax.Array:
-    """By how much of itself a term is off at most, given a bound on the error of its log."""
-    # Beyond 60 a term is so wrong that it decides nothing but that the sum is.
-    return jnp.expm1(jnp.minimum(exponent_error, 60.0))
+def _growth(log_size: jax.Array, exponent_error: jax.Array) -> jax.Array:
+    """By how much a term is off at most, given a bound on the error of its log."""
+    small = exponent_error < 1.0
+    near = jnp.exp(log_size) * jnp.expm1(jnp.where(small, exponent_error, 0.0))
+    return jnp.where(small, near, jnp.exp(jnp.minimum(log_size + exponent_error, 80.0)))
 
 
 def integrate(
@@ -243,17 +253,21 @@ def integrate(
         x, weight, total, beyond = _chunk(run, line, index, remove)
         term = jnp.exp(total.log_moment - x * epsilon - scale) * weight
         rounding = ulp * (16.0 + jnp.abs(total.log_moment) + jnp.abs(x) * epsilon)
-        relative = _growth(total.error + rounding)
+        log_size = (total.log_moment - x * epsilon).real - scale
+        share = jnp.abs(weight)
+        error = share * _growth(log_size, total.error + rounding)
         size = jnp.abs(term)
-        error = size * relative
         if cut:
             # e^(A + G) - e^A, whose error is bounded in either form.
             rounding = rounding + 8.0 * ulp * jnp.abs(total.gap)
             factor = complex_moment.expm1(total.gap)
-            upper = size * jnp.abs(jnp.exp(total.gap))
-            gap_off = _growth(total.gap_error + 8.0 * ulp * jnp.abs(total.gap))
-            product = size * jnp.abs(factor) * relative + upper * gap_off * (1.0 + relative)
-            difference = upper * _growth(total.upper_error + rounding) + error
+            log_upper = log_size + total.gap.real
+            upper_off = _growth(log_upper, total.upper_error + rounding)
+            gap_off = _growth(log_upper, total.gap_error + 8.0 * ulp * jnp.abs(total.gap))
+            known = total.error + rounding < 1e-3
+            product = jnp.abs(factor) * error + 1.01 * share * gap_off
+            product = jnp.where(known, product, jnp.inf)
+            difference = share * upper_off + error
             error = jnp.where(line.between, jnp.minimum(product, difference), error)
             term = jnp.where(line.between, term * factor, term)
             size = jnp.abs(term)
@@ -261,6 +275,7 @@ def integrate(
             jnp.sum(term.real),
             jnp.sum(error),
             jnp.sum((term * x).real),
+            jnp.sum(error * jnp.abs(x)),
             jnp.sum((term * x * x).real),
             jnp.sum(size * jnp.abs(x) ** 2),
         )
@@ -280,10 +295,13 @@ def integrate(
         return (index < most_chunks) & ((index == 0) | unsettled)
 
     zero = jnp.zeros((), dtype)
-    start = (jnp.zeros((), jnp.int32), (zero,) * 5, jnp.full((), jnp.inf, dtype), zero)
+    start = (jnp.zeros((), jnp.int32), (zero,) * 6, jnp.full((), jnp.inf, dtype), zero)
     index, sums, tail, _ = jax.lax.while_loop(unfinished, add_chunk, start)
-    value, error, slope, bend, most_bend = sums
-    return Integral(value, error + tail, slope, bend, most_bend, scale, index)
+    value, error, slope, slope_error, bend, most_bend = sums
+    # Norms fall at least as fast as 1 / y^2 where they are negligible at all.
+    far = line.spacing * _CHUNK * index.astype(dtype)
+    slope_error = slope_error + 4.0 * tail * (line.c + far)
+    return Integral(value, error + tail, slope, slope_error, bend, most_bend, scale, index)
 
 
 def gradient(

@@ -169,7 +169,7 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
     whole = _part(table.whole, table, epsilon, zero, wanted, none, False, lambda sd: 9.0 / sd)
 
     def below_cut(small, cut):
-        cuts = jnp.stack([cut, jnp.full_like(cut, jnp.inf)])
+        cuts = jnp.stack([cut, cut])
         return _part(small, table, epsilon, zero, wanted, cuts, False, lambda sd: 9.0 / sd)
 
     def between_cuts(between, mass, cut, next_cut):
@@ -187,7 +187,8 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
 
     def price(part, skip):
         high = jnp.exp(jnp.minimum(jnp.maximum(part.log_height - room, 0.0), 80.0))
-        return jnp.where(skip, 0.0, jnp.where(jnp.isnan(part.nodes), jnp.inf, part.nodes * high))
+        known = jnp.isfinite(part.nodes) & jnp.isfinite(part.log_height)
+        return jnp.where(skip, 0.0, jnp.where(known, part.nodes * high, jnp.inf))
 
     onward = jnp.cumsum(price(parts, empty)[::-1])[::-1]
     cost = onward + price(below, negligible)

@@ -1,16 +1,51 @@
-"""The least noise, or the most steps, that a target allows."""
+r"""The value of one number, or the most steps, with which a run just meets its target.
+
+The search closes in on the value by false position on log epsilon against the log of the value,
+which are next to linear, with a halving wherever that gains little (Illinois). Each answer has been
+evaluated, so no property of the search or of the run enters the guarantee.
+
+The tight accountants are slow where epsilon is large, so that the search starts from the answer by
+Renyi DP, which is never far away.
+"""
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxdp import _validate
 from jaxdp.accounting.events import Event, Repeated
 from jaxdp.accounting.guarantee import epsilon
 
-_LEAST, _MOST = 1e-3, 1e6  # noise multipliers that the search covers
-_TOLERANCE = 2e-7  # how far below the target the achieved epsilon may stay, relative
+_NOISE_MULTIPLIERS = (1e-3, 1e6)
+_GUIDED = ("auto", "exact", "pld")
+_TOLERANCE = 9e-7  # how far below the target the achieved epsilon may stay, relative
+_GUIDE_TOLERANCE = 1e-2
 _UNLIMITED = 2**31 - 1  # steps are counted in int32 inside programs
+
+
+class _Point(NamedTuple):
+    value: float
+    miss: float  # log(epsilon / target): met where it is not positive
+
+
+class _Grid(NamedTuple):
+    """The values that a search may try."""
+
+    down: Callable[[float], float]  # to a value nearby
+    after: Callable[[float, float], float]  # the one next to a value, towards another
+
+
+def _floats(kind: type) -> _Grid:
+    return _Grid(
+        lambda value: float(kind(value)),
+        lambda value, towards: float(np.nextafter(kind(value), kind(towards))),
+    )
+
+
+_SINGLE, _DOUBLE = _floats(np.float32), _floats(np.float64)
+_WHOLE = _Grid(math.floor, lambda value, towards: value + 1 if towards > value else value - 1)
 
 
 def _check_target(target_epsilon: Any, delta: Any) -> None:
@@ -21,120 +56,34 @@ def _check_target(target_epsilon: Any, delta: Any) -> None:
     _validate.delta("delta", delta)
 
 
-def calibrate(
-    make_event: Callable[[float], Event],
-    *,
-    target_epsilon: float,
-    delta: float,
-    accountant: str = "auto",
-) -> float:
-    """The smallest noise multiplier with which a run meets its target.
-
-    Args:
-      make_event: Function from a noise multiplier (a float) to the run. Its epsilon must not
-        grow with the noise multiplier.
-      target_epsilon: The target, > 0.
-      delta: The target's delta, in (0, 1).
-      accountant: "auto", "exact" or "rdp", as for ``epsilon``.
-
-    Returns:
-      The noise multiplier, a float.
-
-    Raises:
-      ValueError: if the target is out of reach of noise multipliers up to 1e6, or met already
-        by the least one, 1e-3 (a run that releases next to nothing); or an argument is bad.
-
-    Guarantee:
-      ``epsilon(make_event(noise_multiplier), delta)`` is at most ``target_epsilon``, and within
-      1e-6 of it, relative: the bracket's upper end, evaluated, is what is returned.
-
-    Example:
-      >>> from jaxdp import accounting as acc
-      >>> sigma = acc.calibrate(lambda s: acc.PoissonSampled(0.01, acc.Gaussian(s)) * 1_000,
-      ...                       target_epsilon=2.0, delta=1e-5)
-      >>> round(sigma, 4)
-      1.0223
-
-    References:
-      Bisection on a monotone function; Balle and Wang 2018, arXiv:1805.06530, for the exact
-      Gaussian profile.
-    """
-    _validate.function("make_event", make_event)
-    _check_target(target_epsilon, delta)
-    target = float(target_epsilon)
-
-    def achieved(log_multiplier: float) -> float:
-        return epsilon(make_event(math.exp(log_multiplier)), delta, accountant=accountant)
-
-    low, high = math.log(_LEAST), math.log(_MOST)
-    least, most = achieved(high), achieved(low)
-    if least > target:
-        _validate.refuse(
-            "target_epsilon", target_epsilon, f"at least {least:.6g}, which noise {_MOST:g} gives"
-        )
-    if most == 0.0:
-        _validate.refuse("make_event", make_event, "a function to a run that releases something")
-    if most <= target:
-        _validate.refuse(
-            "target_epsilon", target_epsilon, f"below {most:.6g}, which noise {_LEAST:g} gives"
-        )
-    # 100 halvings leave no float between the ends; steep profiles need most of them.
-    for _ in range(100):
-        if least >= target * (1.0 - _TOLERANCE):
-            break
-        middle = 0.5 * (low + high)
-        there = achieved(middle)
-        if there <= target:
-            high, least = middle, there
-        else:
-            low = middle
-    return math.exp(high)
+def _check_bounds(bounds: Any) -> tuple[float, float]:
+    try:
+        low, high = bounds
+    except (TypeError, ValueError):
+        _validate.refuse("bounds", bounds, "a pair of numbers (low, high)")
+    for value in (low, high):
+        _validate.positive("bounds", value)
+    if not low < high:
+        _validate.refuse("bounds", bounds, "a pair of numbers with low < high")
+    return float(low), float(high)
 
 
-def affordable_steps(
-    event: Event, *, target_epsilon: float, delta: float, accountant: str = "auto"
-) -> int:
-    """The largest number of times that an event may be repeated within a target.
-
-    Args:
-      event: One step.
-      target_epsilon: The target, > 0.
-      delta: The target's delta, in (0, 1).
-      accountant: "auto", "exact" or "rdp", as for ``epsilon``.
-
-    Returns:
-      The number of steps, from 0 to 2**31 - 1 (which stands for any number: a step that
-      releases nothing).
-
-    Raises:
-      ValueError: if an argument is out of range, or a number in the event is traced.
-
-    Guarantee:
-      ``epsilon(Repeated(event, steps), delta)`` is at most ``target_epsilon``, evaluated; one
-      step more exceeds it, by the same accountant.
-
-    Example:
-      >>> from jaxdp import accounting as acc
-      >>> step = acc.PoissonSampled(0.01, acc.Gaussian(1.0))
-      >>> acc.affordable_steps(step, target_epsilon=2.0, delta=1e-5)
-      881
-
-    References:
-      Bisection on a monotone function.
-    """
-    _check_target(target_epsilon, delta)
-    if _validate.is_traced(event):
-        _validate.refuse("event", event, "an event of numbers, not of traced values")
-
-    def affordable(steps: int) -> bool:
-        return epsilon(Repeated(event, steps), delta, accountant=accountant) <= target_epsilon
-
-    if affordable(_UNLIMITED):
-        return _UNLIMITED
-    low, high = 0, 1
-    while affordable(high):
-        low, high = high, min(2 * high, _UNLIMITED)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if affordable(middle) else (low, middle)
-    return low
+def _close_in(
+    point: Callable[[float], _Point], met: _Point, unmet: _Point, grid: _Grid, tolerance: float
+) -> tuple[_Point, _Point]:
+    """Narrows a bracket until its end that meets the target is close, or next to the other one."""
+    aim = -0.4 * tolerance
+    weights = [1.0, 1.0]  # of the ends' misses: less for one that has stayed
+    wide, since = math.inf, 0
+    while met.miss < -tolerance:
+        width = abs(math.log(unmet.value / met.value))
+        wide, since = (width, 0) if width <= 0.5 * wide else (wide, since + 1)
+        ends = [(met.miss - aim) * weights[0], (unmet.miss - aim) * weights[1]]
+        share = 0.5
+        if since < 3 and all(map(math.isfinite, ends)) and ends[0] < 0.0 < ends[1]:
+            share = ends[0] / (ends[0] - ends[1])
+        value = grid.down(met.value * (unmet.value / met.value) ** share)
+        if not min(met.value, unmet.value) < value < max(met.value, unmet.value):
+            value = grid.after(*((met, unmet) if share < 0.5 else (unmet, met))[0:1], 0)
+        tried = point(value)
+    return met, unmet

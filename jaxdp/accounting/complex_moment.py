@@ -30,6 +30,7 @@ positive frequencies and down for the negative ones).
 x = q e^z / cut: entire in z, in [0, 1] on the real line, next to 0 below the cut and to 1 above.
 """
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ _MOST_CHUNKS = 4096
 _EVERY = 4  # norms are right to a few per cent on every fourth node
 # Where log x counts as infinite.
 FAR = 9.0
-_NEGLIGIBLE = -45.0  # log of what does not count against a sum of 1
+_LEVELS = (1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 10.0, 20.0, math.inf)  # of overflow
 _SQUARINGS = 4  # the partition's power is 2^4
 # Shifts that are tried, in steps of 0.2 in z or of one standard deviation, the smaller one;
 # beyond pi / 2 the partition would grow.
@@ -263,17 +264,16 @@ def _log_below(log_jump: jax.Array, log_cut: jax.Array, below: jax.Array) -> jax
 def _spoilt(exponent: jax.Array, log_below: jax.Array) -> jax.Array:
     """Whether some node counts in a sum [n, k + 1] whose exponent [n, nodes] overflows.
 
-    By levels, so that it is a few products: an exponent between t and 2 t overflows does not
-    count where the weight is below exp(-2 t overflows - 45).
+    By levels, so that it is a few products: an exponent between t and t' overflows does not count
+    where the weight times exp(t' overflows) is negligible against a sum of 1.
     """
-    highest = overflow(exponent.dtype)
+    dtype = exponent.dtype
+    highest, negligible = overflow(dtype), -45.0 if dtype == jnp.float64 else -20.0
     found = jnp.zeros((exponent.shape[0], log_below.shape[1]), bool)
-    for level in (1.0, 2.0, 4.0, 8.0, 16.0):
-        much = (exponent > level * highest).astype(exponent.dtype)
-        counts = log_below > -2.0 * level * highest + _NEGLIGIBLE
-        if level == 16.0:
-            counts = log_below > -jnp.inf
-        found = found | (much @ counts.astype(exponent.dtype) > 0.0)
+    for level, following in itertools.pairwise(_LEVELS):
+        much = (exponent > level * highest).astype(dtype)
+        counts = (log_below > -following * highest + negligible).astype(dtype)
+        found = found | (much @ counts > 0.0)
     return found
 
 

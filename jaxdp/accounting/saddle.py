@@ -147,6 +147,7 @@ def _part(log_moment, table, epsilon, log_mass, wanted, cut, between, width) -> 
     periods = jnp.maximum(jnp.maximum(log_mass - wanted, 1.0) / c, jnp.min(right, axis=1))
     # Digits to spare are traded for a shorter period.
     spare = 4.0 if c.dtype == jnp.float64 else 0.5
+    height = jnp.where(jnp.isfinite(periods), height, jnp.inf)
     allowed = height <= jnp.min(height) + spare
     at = jnp.argmin(jnp.where(allowed, periods, jnp.inf))
     period = periods[at]

@@ -104,5 +104,7 @@ def compare(event: Event, delta: float) -> list[Comparison]:
     ]
     if exact.applies(steps) and steps.sampled_gaussian is not None:
         limit = gdp.clt_epsilon(event, delta)
-        rows.append(Comparison("clt", limit, False, "an approximation, not a bound: may be too low"))
+        rows.append(
+            Comparison("clt", limit, False, "an approximation, not a bound: may be too low")
+        )
     return rows

@@ -85,13 +85,13 @@ def _collect_schedule(event: Schedule, count: Any, found: dict[str, list[Any]]) 
         q, s, n = jnp.broadcast_arrays(*(jnp.atleast_1d(jnp.asarray(c, dtype)) for c in columns))
         found["sampled_gaussian"].append((q, s, n * count))
         return
-    q, s, n = np.broadcast_arrays(*(np.atleast_1d(np.asarray(c, np.float64)) for c in columns))
-    n = n * float(count)
-    for noise, times in zip(s[q == 1.0], n[q == 1.0], strict=True):
-        found["gaussian"].append(_precision_of(noise, times))
-    sampled = (q > 0.0) & (q < 1.0)
+    known = np.broadcast_arrays(*(np.atleast_1d(np.asarray(c, np.float64)) for c in columns))
+    rates, noises, times = known[0], known[1], known[2] * float(count)
+    for noise, number in zip(noises[rates == 1.0], times[rates == 1.0], strict=True):
+        found["gaussian"].append(_precision_of(noise, number))
+    sampled = (rates > 0.0) & (rates < 1.0)
     if sampled.any():
-        found["sampled_gaussian"].append((q[sampled], s[sampled], n[sampled]))
+        found["sampled_gaussian"].append((rates[sampled], noises[sampled], times[sampled]))
 
 
 def _collect(event: Event, count: Any, found: dict[str, list[Any]]) -> None:

@@ -6,10 +6,10 @@ puts adding below removing, the line integral of adding is left out.
 
 *From delta to epsilon.* At one epsilon the integral gives U >= delta >= L, the slope of the sum S1
 and a bound B on its second derivative nearby. Moving epsilon by d changes the sum by at most
--d S1 + d^2 B / 2, so the least d with U - d S1 + d^2 B / 2 <= target is enough, and the largest with
-L - d S1 - d^2 B / 2 >= target still too little. Newton's method brings d to rounding size; how it
-got there does not enter. What is not certified (a sum that is not finite, a search that does not
-settle) falls back on Renyi DP.
+-d S1 + d^2 B / 2, so the least d with U - d S1 + d^2 B / 2 <= target is enough, and the largest
+with L - d S1 - d^2 B / 2 >= target still too little; S1 is moved by its own error. Newton's method
+brings d to rounding size; how it got there does not enter. What is not certified (a sum that is
+not finite, a search that does not settle) falls back on Renyi DP.
 """
 
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class Bounds(NamedTuple):
 class _Side(NamedTuple):
     """One direction."""
 
-    run: Run
+    run: Any  # Run
     table: Table
     remove: Any  # bool scalar
 
@@ -104,9 +104,7 @@ def _delta(side: _Side, epsilon, log_delta, split) -> tuple[_Delta, _Pieces]:
     plan = saddle.plan(table, epsilon, log_delta, remove)
     as_it_is = ~(split & plan.can_split)
     most = jnp.where(plan.can_split, _FIRST_CHUNKS, _MOST_CHUNKS)
-    whole = line_integral.integrate(
-        run, epsilon, plan.whole, remove, jnp.where(as_it_is, most, 0)
-    )
+    whole = line_integral.integrate(run, epsilon, plan.whole, remove, jnp.where(as_it_is, most, 0))
     whole_sums = _scaled(whole, log_delta)
     again = plan.can_split & ~(as_it_is & (whole_sums[1] <= good * whole_sums[0]))
     start = tuple(jnp.zeros_like(part) for part in whole_sums)
@@ -123,14 +121,17 @@ def _delta(side: _Side, epsilon, log_delta, split) -> tuple[_Delta, _Pieces]:
     pieces, chunks = jax.lax.scan(add, start, (plan.parts, plan.used))
     # Of two certified answers the one that is known better.
     better = again & (~(pieces[1] > whole_sums[1]) | ~as_it_is)
-    chosen = (jnp.where(better, a, b) for a, b in zip(pieces, whole_sums, strict=True))
+    value, error, slope, slope_error, bend, most_bend = (
+        jnp.where(better, a, b) for a, b in zip(pieces, whole_sums, strict=True)
+    )
     left_out = jnp.where(better, jnp.exp(plan.left_out - log_delta), 0.0)
     used = _Pieces(
         plan,
         jnp.where(better, 0, whole.chunks),
         jnp.where(better, chunks, 0),
     )
-    return _Delta(*chosen, left_out, again), used
+    found = _Delta(value, error, slope, slope_error, bend, most_bend, left_out, again)
+    return found, used
 
 
 def _alias(dtype: Any) -> float:
@@ -295,8 +296,7 @@ def _gradient(side: _Side, epsilon, pieces: _Pieces, log_delta) -> line_integral
 
 def _along(gradient: line_integral.Gradient, tangents: Run) -> jax.Array:
     return gradient.mu_squared * tangents.mu_squared + sum(
-        jnp.sum(by * tangent)
-        for by, tangent in zip(gradient[1:], tangents[1:], strict=True)
+        jnp.sum(by * tangent) for by, tangent in zip(gradient[1:], tangents[1:], strict=True)
     )
 
 

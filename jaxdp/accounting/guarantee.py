@@ -124,7 +124,9 @@ def _single_epsilon(q: Any, s: Any, log_delta: Any) -> Any:
     epsilon = _gaussian_profile.epsilon(jnp.minimum(log_ratio, -1e-300), 1.0 / s)
     large = epsilon > 1.0
     sampled = jnp.where(large, epsilon + jnp.log(q), 0.0) + jnp.log1p(
-        jnp.where(large, (1.0 - q) / q * jnp.exp(-epsilon), q * jnp.expm1(jnp.minimum(epsilon, 1.0)))
+        jnp.where(
+            large, (1.0 - q) / q * jnp.exp(-epsilon), q * jnp.expm1(jnp.minimum(epsilon, 1.0))
+        )
     )
     sampled = sampled * (1.0 + 64.0 * float(jnp.finfo(log_delta.dtype).eps))
     return jnp.where((log_ratio >= 0.0) | (s == jnp.inf), 0.0, sampled)
@@ -267,9 +269,7 @@ def epsilon(
 
 
 def _at_delta_zero(steps: Steps, delta: Any) -> Any:
-    pure = steps._replace(
-        laplace=None, sampled_laplace=None, randomized_response=None
-    )
+    pure = steps._replace(laplace=None, sampled_laplace=None, randomized_response=None)
     if any(rows is not None for rows in pure):
         _validate.refuse(
             "delta", delta, "in (0, 1) (only a run of pure mechanisms, such as Laplace, allows 0)"
@@ -277,9 +277,7 @@ def _at_delta_zero(steps: Steps, delta: Any) -> Any:
     return _precision.evaluate(_pure_epsilon, steps, 0.0)
 
 
-def epsilon_bounds(
-    event: Event, delta: Any, *, neighboring_relation: str | None = None
-) -> Bounds:
+def epsilon_bounds(event: Event, delta: Any, *, neighboring_relation: str | None = None) -> Bounds:
     r"""The epsilon of a run at a given delta between certified bounds.
 
     By the exact accountant where it applies, by the privacy-loss distribution otherwise.

@@ -15,7 +15,7 @@ at most. The same goes for any part of the law that is a non-negative measure, s
 runs whose largest jump lies between two cuts.
 
 *The cut-off.* Beyond the last node Y the moment is at most its norm on a shifted contour, which
-falls with y (`complex_moment`); the sum of h / (pi y^2) over the nodes beyond is at most
+falls with y (`complex_norm`); the sum of h / (pi y^2) over the nodes beyond is at most
 (1/Y + h/Y^2) / pi. For what lies between two cuts, \|prod a_j - prod b_j\| is at most the sum of
 \|a_j - b_j\| over the largest of the products' other factors.
 
@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.accounting import complex_moment, saddle
+from jaxdp.accounting import complex_functions, complex_moment, complex_norm, contour, saddle
 from jaxdp.accounting.saddle import Line, Run
 
 _CHUNK = 64  # nodes of the line in one go
@@ -81,28 +81,28 @@ class _Choice(NamedTuple):
     between_error: Any  # of those between the cuts [nodes]
 
 
-def _contour(line: Line, q, s, remove) -> complex_moment.Contour:
+def _contour(line: Line, q, s, remove) -> contour.Contour:
     cuts = saddle.log_cut(line.cut, q)
     cut = line.cut.size > 0
     until = cuts[-1] if cut else None
-    return complex_moment.contour(q, s, cuts, line.c, remove, fine=cut, until=until)
+    return contour.contour(q, s, cuts, line.c, remove, fine=cut, until=until)
 
 
-def _choose(contour: complex_moment.Contour, line: Line, y: jax.Array, beyond: Any) -> _Choice:
+def _choose(nodes: contour.Contour, line: Line, y: jax.Array, beyond: Any) -> _Choice:
     """The shift of the inner contour that serves a chunk of nodes best."""
     dtype = y.dtype
     ulp = float(jnp.finfo(dtype).eps)
-    steps = jnp.asarray(complex_moment.SHIFTS, dtype)
-    unit = complex_moment.shift_step(contour)
+    steps = jnp.asarray(contour.SHIFTS, dtype)
+    unit = contour.shift_step(nodes)
     shifts = unit * steps
     at = jnp.stack([y[0], y[-1], beyond, jnp.zeros_like(beyond)])
-    found = complex_moment.log_norms(contour, line.c, at, shifts, y[-1])
+    found = complex_norm.log_norms(nodes, line.c, at, shifts, y[-1])
     norms = [jax.tree.map(lambda norm, end=end: norm[end], found) for end in (0, 1)]
-    real = int(np.flatnonzero(complex_moment.SHIFTS == 0)[0])
+    real = int(np.flatnonzero(contour.SHIFTS == 0)[0])
     at_rest = jax.tree.map(lambda norm: norm[3, real], found)
     far = jnp.min(found.between[2, real:])
     apart = steps[None, :] - steps[:, None]
-    fall = 2.0 * math.pi * unit / contour.spacing * jnp.abs(apart)
+    fall = 2.0 * math.pi * unit / nodes.spacing * jnp.abs(apart)
 
     def rule(norm):
         """How far the trapezoid rule is off [n, k], by the norms [n, k] further up and down."""
@@ -123,7 +123,7 @@ def _choose(contour: complex_moment.Contour, line: Line, y: jax.Array, beyond: A
         # Where nothing lies between, as below a cut alone, there is nothing to get wrong.
         none = at_rest.between == -jnp.inf
         cost = jnp.maximum(cost, jnp.where(none, -jnp.inf, worst("between")))
-    usable = (complex_moment.SHIFTS >= 0) & (complex_moment.SHIFTS < complex_moment.SHIFTS[-1])
+    usable = (contour.SHIFTS >= 0) & (np.arange(contour.SHIFTS.size) < contour.SHIFTS.size - 1)
     best = jnp.argmin(jnp.where(usable, cost, jnp.inf))
     scale = jnp.where(at_rest.upper > 1.0, at_rest.upper, 0.0)
 
@@ -146,18 +146,18 @@ def _choose(contour: complex_moment.Contour, line: Line, y: jax.Array, beyond: A
     )
 
 
-def _logs(contour, line: Line, y, choice: _Choice) -> tuple[jax.Array, jax.Array, Any]:
+def _logs(nodes, line: Line, y, choice: _Choice) -> tuple[jax.Array, jax.Array, Any]:
     """log m below the first cut, and what it takes to get below the second, with the sums."""
     orders = jax.lax.complex(jnp.broadcast_to(line.c, y.shape), y)
     scale = jnp.broadcast_to(choice.scale, y.shape)
-    found = complex_moment.moments(contour, orders, choice.shift, scale)
+    found = complex_moment.moments(nodes, orders, choice.shift, scale)
     unit = jnp.exp(-choice.scale)
     small = found.small[:, 0] if line.cut.size > 0 else found.excess
-    scaled = choice.scale + complex_moment.log1p(unit + small - 1.0)
-    log_moment = jnp.where(choice.scale > 0.0, scaled, complex_moment.log1p(small))
+    scaled = choice.scale + complex_functions.log1p(unit + small - 1.0)
+    log_moment = jnp.where(choice.scale > 0.0, scaled, complex_functions.log1p(small))
     if line.cut.size == 0:
         return log_moment, jnp.zeros_like(log_moment), found
-    return log_moment, complex_moment.log1p(found.between[:, 0] / (unit + small)), found
+    return log_moment, complex_functions.log1p(found.between[:, 0] / (unit + small)), found
 
 
 def _floored(moment: jax.Array) -> jax.Array:
@@ -169,9 +169,9 @@ def _floored(moment: jax.Array) -> jax.Array:
 def _component(line: Line, y: jax.Array, beyond: jax.Array, row: Any, remove) -> _Component:
     q, s, count = row
     ulp = float(jnp.finfo(y.dtype).eps)
-    contour = _contour(line, q, s, remove)
-    choice = _choose(contour, line, y, beyond)
-    log_moment, gap, found = _logs(contour, line, y, choice)
+    nodes = _contour(line, q, s, remove)
+    choice = _choose(nodes, line, y, beyond)
+    log_moment, gap, found = _logs(nodes, line, y, choice)
     unit = jnp.exp(-choice.scale)
     cut = line.cut.size > 0
     small = unit + (found.small[:, 0] if cut else found.excess)
@@ -189,7 +189,7 @@ def _component(line: Line, y: jax.Array, beyond: jax.Array, row: Any, remove) ->
         count * jnp.log1p(error / _floored(small)),
         count * jnp.log1p(gap_error),
         count * jnp.log1p(upper_error),
-        count * complex_moment.log_decay(contour, line.c, beyond, choice.at_rest.lower),
+        count * complex_norm.log_decay(nodes, line.c, beyond, choice.at_rest.lower),
         jnp.log(count) + choice.log_between,
     )
 
@@ -260,7 +260,7 @@ def integrate(
         if cut:
             # e^(A + G) - e^A, whose error is bounded in either form.
             rounding = rounding + 8.0 * ulp * jnp.abs(total.gap)
-            factor = complex_moment.expm1(total.gap)
+            factor = complex_functions.expm1(total.gap)
             log_upper = log_size + total.gap.real
             upper_off = _growth(log_upper, total.upper_error + rounding)
             gap_off = _growth(log_upper, total.gap_error + 8.0 * ulp * jnp.abs(total.gap))
@@ -315,7 +315,7 @@ def gradient(
         low = jnp.exp(total.log_moment - x * epsilon - scale) * weight
         # For e^(A + G) - e^A: the derivative in A, and that in G.
         by_gap = jnp.where(line.between, low * jnp.exp(total.gap), 0.0)
-        by_log = jnp.where(line.between, low * complex_moment.expm1(total.gap), low)
+        by_log = jnp.where(line.between, low * complex_functions.expm1(total.gap), low)
         y = x.imag
 
         def add(_, row):
@@ -334,7 +334,9 @@ def gradient(
 
         _, rows = jax.lax.scan(add, None, (run.q, run.s, run.count))
         gaussian = jnp.sum((by_log * 0.5 * x * (1.0 + x)).real)
-        return Gradient(sums.mu_squared + gaussian, *(a + b for a, b in zip(sums[1:], rows)))
+        return Gradient(
+            sums.mu_squared + gaussian, *(a + b for a, b in zip(sums[1:], rows, strict=True))
+        )
 
     zeros = jnp.zeros_like(run.q)
     start = Gradient(jnp.zeros_like(epsilon), zeros, zeros, zeros)

@@ -39,7 +39,13 @@ def exact_in_float32(sigma, steps, delta):
     return acc.epsilon(acc.Gaussian(sigma) * steps, delta)
 
 
-REFERENCE = rows("reference.csv")
+# The exact values of sampled Gaussians are in test_exact.py, other mechanisms beside their own.
+REFERENCE = [
+    row
+    for row in rows("reference.csv")
+    if row["quantity"] == "rdp_optimum"
+    or (row["quantity"] == "exact" and row["mechanism"] == "gaussian")
+]
 
 
 @pytest.mark.parametrize("row", REFERENCE, ids=[row["id"] for row in REFERENCE])
@@ -55,19 +61,20 @@ def test_epsilon_meets_the_high_precision_reference(row):
             single = in_float32(q, sigma, steps, math.log(delta))
             # The float32 arguments themselves are off by 6e-8, which enters a few times over.
             assert -1e-6 <= float(single) / reference - 1 <= 1e-4
-    elif row["mechanism"] == "gaussian":
+    else:
         excess = acc.epsilon(run, delta) / reference - 1
         # 16 ulps of margin over c = epsilon / mu; the reference itself is good to 12 digits.
         assert -1e-14 <= excess <= 1e-6
         if delta > 1e-37:
             single = float(exact_in_float32(sigma, steps, delta))
             assert -1e-6 <= single / reference - 1 <= 1e-4
-    else:
-        assert acc.epsilon(run, delta) >= reference
 
 
 def test_a_delta_below_float32_is_right_inside_a_float32_program():
-    program = jax.jit(lambda s: acc.epsilon(sampled(0.01, s, 1_000), 1e-100))
+    @jax.jit
+    def program(s):
+        return acc.epsilon(sampled(0.01, s, 1_000), 1e-100, accountant="rdp")
+
     assert 0 <= float(program(1.0)) / 30.14685286004314 - 1 <= 1e-4
 
 
@@ -99,12 +106,14 @@ def test_the_stored_values_of_dp_accounting_are_those_of_the_installed_one():
 
 def test_epsilon_is_zero_rather_than_negative_when_delta_covers_everything():
     assert acc.epsilon(sampled(0.01, 10.0, 1), 0.1) == 0.0
+    assert acc.epsilon(sampled(0.01, 10.0, 1), 0.1, accountant="rdp") == 0.0
     assert in_float32(0.01, 10.0, 1, math.log(0.1)) == 0.0
 
 
 def test_small_epsilons_have_no_floor():
     # Right: 0.00213; libraries whose orders end too early say 0.1029.
-    assert 0.00213 <= acc.epsilon(sampled(0.01, 100.0, 100), 1e-5) <= 0.0024
+    assert 0.00213 <= acc.epsilon(sampled(0.01, 100.0, 100), 1e-5) <= 0.002135
+    assert 0.00213 <= acc.epsilon(sampled(0.01, 100.0, 100), 1e-5, accountant="rdp") <= 0.0024
     for nothing in (sampled(0.01, 1.0, 0), sampled(0.0, 1.0, 10), acc.Composed([])):
         for delta in (0.5, 1e-5, 1e-300):
             assert acc.epsilon(nothing, delta) == 0.0
@@ -115,28 +124,32 @@ def test_small_epsilons_have_no_floor():
 def test_a_mixed_history_counts_all_its_phases():
     run = sampled(0.01, 1.0, 500) + sampled(0.01, 2.0, 500)
     # The truth is 1.3987, what the last phase alone costs 0.412.
-    assert 1.3987 <= acc.epsilon(run, 1e-5) <= 1.72
+    assert 1.3987 <= acc.epsilon(run, 1e-5, accountant="rdp") <= 1.72
 
 
 def test_large_epsilons_stay_finite_and_tight():
     # RDP at its best real order gives 60.30 (the truth is 56.73).
-    assert acc.epsilon(sampled(0.125, 0.8, 1000), 1e-6) == pytest.approx(60.30, abs=0.01)
-    assert 1464.0 <= acc.epsilon(sampled(0.01, 0.05, 100), 1e-5) < math.inf
+    by_renyi = acc.epsilon(sampled(0.125, 0.8, 1000), 1e-6, accountant="rdp")
+    assert by_renyi == pytest.approx(60.30, abs=0.01)
+    assert 1464.0 <= acc.epsilon(sampled(0.01, 0.05, 100), 1e-5, accountant="rdp") < math.inf
 
 
 def test_noise_that_changes_every_step_is_accounted_step_by_step():
     run = acc.Composed([acc.PoissonSampled(0.01, acc.Gaussian(0.999**t)) for t in range(300)])
-    assert acc.epsilon(run, 1e-5) == pytest.approx(2.5868, abs=5e-4)  # RDP's; the truth is 1.8814
+    by_renyi = acc.epsilon(run, 1e-5, accountant="rdp")
+    assert by_renyi == pytest.approx(2.5868, abs=5e-4)  # the truth is 1.8814
 
 
 def test_a_tiny_delta_is_finite_and_smooth():
     run = sampled(0.00033, 4.0, 10_000)
     log_deltas = np.linspace(math.log(1e-16), math.log(1e-20), 60)
-    epsilons = np.array([acc.epsilon(run, math.exp(log_delta)) for log_delta in log_deltas])
+    epsilons = np.array(
+        [acc.epsilon(run, math.exp(log_delta), accountant="rdp") for log_delta in log_deltas]
+    )
     assert np.all(np.diff(epsilons) > 0)
     # Smooth: the slope in log delta is -1/(order - 1), which changes little from point to point.
     assert np.max(np.diff(epsilons)) < 3 * np.min(np.diff(epsilons))
-    assert acc.epsilon(run, 1.1e-18) <= 0.146
+    assert acc.epsilon(run, 1.1e-18, accountant="rdp") <= 0.146
 
 
 @pytest.mark.parametrize("delta", [0, 0.0, 1, 1.0, 1.5, -1e-5, math.nan, math.inf, "1e-5", None])
@@ -153,10 +166,12 @@ def test_an_epsilon_that_is_none_is_refused(value):
 
 
 def test_an_accountant_that_does_not_apply_is_refused():
-    with pytest.raises(ValueError, match=r"^accountant must be 'rdp' or 'auto'"):
-        acc.epsilon(sampled(0.01, 1.0, 10), 1e-5, accountant="exact")
-    with pytest.raises(ValueError, match=r"^accountant must be"):
-        acc.epsilon(acc.Gaussian(1.0), 1e-5, accountant="pld")
+    with pytest.raises(ValueError, match=r"^accountant must be 'auto', 'pld' or 'rdp'"):
+        acc.epsilon(sampled(0.01, 1.0, 10) + acc.Laplace(1.0), 1e-5, accountant="exact")
+    with pytest.raises(ValueError, match=r"^accountant must be one of"):
+        acc.epsilon(acc.Gaussian(1.0), 1e-5, accountant="prv")
+    with pytest.raises(ValueError, match=r"^accountant must be one of"):
+        acc.delta(acc.Gaussian(1.0), 1.0, accountant="moments")
     with pytest.raises(ValueError, match=r"^event must be"):
         acc.epsilon(1.0, 1e-5)
 
@@ -189,7 +204,7 @@ def test_one_laplace_step_is_above_its_true_profile():
 def test_delta_and_epsilon_are_inverse_to_one_another():
     run = sampled(0.02, 1.1, 500)
     for delta in (1e-2, 1e-5, 1e-12):
-        back = acc.delta(run, acc.epsilon(run, delta))
+        back = acc.delta(run, acc.epsilon(run, delta, accountant="rdp"), accountant="rdp")
         # Both are rounded up: by 1e-10 of terms near 30, with slope order - 1 near 10.
         assert back == pytest.approx(delta, rel=1e-6)
     gaussians = acc.Gaussian(3.0) * 7
@@ -218,7 +233,9 @@ def test_the_best_order_at_the_end_of_the_grid_is_reported():
 
 
 def test_the_derivative_in_the_noise_is_that_of_the_values():
-    spent = lambda s: acc.epsilon(sampled(0.1, s, 40), 1e-5)  # noqa: E731
+    def spent(s):
+        return acc.epsilon(sampled(0.1, s, 40), 1e-5, accountant="rdp")
+
     step = 1e-4
     difference = (spent(1.2 + step) - spent(1.2 - step)) / (2 * step)
     # The order found in float32 is within 1e-2 of the best; the slope depends on it to first order.
@@ -255,6 +272,8 @@ def test_epsilon_falls_with_noise_and_delta_and_grows_with_sampling_and_steps(ru
 @given(st.lists(runs, min_size=3, max_size=3))
 def test_the_order_and_the_nesting_of_a_composition_do_not_matter(parts):
     a, b, c = (sampled(min(q, 0.99), sigma, steps) for q, sigma, steps, _ in parts)
-    one, other = acc.epsilon((a + b) + c, 1e-6), acc.epsilon(c + (b + a), 1e-6)
+    one, other, part = (
+        acc.epsilon(run, 1e-6, accountant="rdp") for run in ((a + b) + c, c + (b + a), a)
+    )
     assert one == pytest.approx(other, rel=1e-9)
-    assert one * SLACK + 1e-12 >= acc.epsilon(a, 1e-6)
+    assert one * SLACK + 1e-12 >= part

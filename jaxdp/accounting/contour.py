@@ -1,0 +1,182 @@
+r"""The contours on which one step's moment is summed, and what stands at their nodes.
+
+For the Poisson-sampled Gaussian the likelihood ratio of "with" (P) over "without" (Q) the example
+is :math:`1 + u = 1 - q + q e^z`, where under Q :math:`z \sim N(-v/2, v)`, v = 1/s^2. Removing the
+example has the loss L = log(1 + u) under P, adding it L = -log(1 + u) under Q.
+
+*Shifting the contour.* The integrand is analytic in z for \|Im z\| < pi, so z may run along
+:math:`r + i \theta`. There, with :math:`\lambda = c + i y` and b the power of 1 + u,
+
+.. math:: |e^{\lambda L}| = |1 + u|^b e^{-y \alpha}, \quad u = q (e^{r + i \theta} - 1),
+          \quad \alpha = |\arg(1 + u)| \le |\theta|,
+
+and the normal density grows by exp(theta^2 / (2 v)).
+
+*Big jumps.* The law may be split at a cut by the weight :math:`\chi(z) = (1 - e^{-x})^{16}`,
+x = q e^z / cut: entire in z, in [0, 1] on the real line, next to 0 below the cut and to 1 above.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.accounting.complex_functions import expm1, log1p
+
+CHUNK = 128  # nodes in one go
+_MOST_CHUNKS = 4096
+# Where log x counts as infinite.
+FAR = 9.0
+_SQUARINGS = 4  # the partition's power is 2^4
+# Shifts that are tried, in steps of 0.2 in z or of one standard deviation, the smaller one;
+# beyond pi / 2 the partition would grow.
+SHIFTS = np.arange(-6, 8)
+_STEP_ANGLE, _STEP_DEVIATIONS = 0.2, 1.0
+
+
+class Contour(NamedTuple):
+    """Equispaced nodes that carry one step's mass, in units of the standard deviation of z.
+
+    Node i is at t = spacing (first + i), exactly: weights are then right to their exponent's last
+    digit, and do not depend on the parameters that derivatives are taken in.
+    """
+
+    q: Any  # sampling probability, inside (0, 1)
+    sd: Any  # standard deviation of z
+    first: Any  # a whole number
+    spacing: Any  # a few bits
+    chunks: Any  # int32 scalar, number of chunks of nodes
+    log_cut: Any  # logs of ascending cuts on q e^z [k], k = 0 for none
+    remove: Any  # bool scalar, the direction
+
+
+class Nodes(NamedTuple):
+    log_weight: Any  # of the law's density times the spacing
+    loss: Any
+    slope: Any  # |d loss / dz|
+    log_jump: Any  # log(q e^z)
+
+
+def contour(
+    q: jax.Array,
+    s: jax.Array,
+    log_cut: jax.Array,
+    most: jax.Array,
+    remove: jax.Array,
+    *,
+    fine: bool = False,
+    until: jax.Array | None = None,
+) -> Contour:
+    """The nodes that serve all orders with real parts from 0 to ``most``.
+
+    The stationary points of (1 + u)^b against the normal density satisfy z = -v/2 + v b w(z) with
+    0 < w < 1. For b < 0 they lie at most log(1 + v |b|) below the point where w falls off.
+    With ``until``, the log of a cut on q e^z, only what has weight below it.
+    """
+    double = s.dtype == jnp.float64
+    sd = 1.0 / s
+    reach = 9.5 if double else 6.5
+    turn = (jnp.log1p(-q) - jnp.log(q)) / sd + 0.5 * sd
+    floor = jnp.minimum(0.0, turn - (jnp.log1p(sd * sd * most) + 2.0) / sd)
+    left = jnp.where(remove, 0.0, jnp.maximum(-sd * most, floor)) - reach
+    right = jnp.where(remove, sd * (1.0 + most), sd) + reach
+    if until is not None:
+        # Jumps beyond e^9 times the last cut have no weight, but the means that are taken off
+        # need all of z under P and under Q.
+        last = (until - jnp.log(q) + FAR) / sd + 0.5 * sd
+        # What lies above the first cut may be beyond all that the whole law puts weight on.
+        begin = (log_cut[0] - jnp.log(q) + 3.0) / sd + 0.5 * sd
+        right = jnp.maximum(right, jnp.where(jnp.isfinite(begin), begin, 0.0) + reach)
+        right = jnp.minimum(right, jnp.maximum(last, sd + reach))
+    # The partition leaves less room for shifts, so that the rule needs finer steps.
+    finest = (0.1 if fine else 0.2) if double else (0.15 if fine else 0.25)
+    mantissa, exponent = jnp.frexp(jnp.minimum(0.5 if double else 0.6, finest / sd))
+    spacing = jnp.ldexp(jnp.floor(32.0 * mantissa) / 32.0, exponent)
+    first = jnp.floor(left / spacing)
+    chunks = jnp.ceil((right - left) / spacing / CHUNK)
+    # Nothing is cut off silently: where the nodes do not suffice the sums are NaN.
+    enough = chunks <= _MOST_CHUNKS
+    if until is not None:
+        # On every contour in use |e^-x| is below exp(-0.16 e^9) there.
+        gain = (1.0 + most) * jnp.log1p(jnp.exp(jnp.minimum(until + FAR, 80.0)))
+        enough = enough & ((gain <= 0.1 * math.exp(FAR)) | (until == jnp.inf))
+    first = jnp.where(enough, first, jnp.nan)
+    chunks = jnp.where(chunks <= _MOST_CHUNKS, jnp.maximum(chunks, 1.0), 1.0)
+    first, spacing, log_cut = jax.lax.stop_gradient((first, spacing, log_cut))
+    return Contour(q, sd, first, spacing, chunks.astype(jnp.int32), log_cut, remove)
+
+
+def shift_step(line: Contour) -> jax.Array:
+    """The unit of SHIFTS, in standard deviations of z."""
+    return jnp.minimum(_STEP_ANGLE / line.sd, _STEP_DEVIATIONS)
+
+
+def end_of(line: Contour) -> jax.Array:
+    """The largest z among the nodes."""
+    return line.sd * (line.spacing * (line.first + CHUNK * line.chunks) - 0.5 * line.sd)
+
+
+def nodes_at(line: Contour, index: Any, shift: jax.Array) -> Nodes:
+    """One chunk of nodes, z shifted towards decay by that many deviations; all complex [nodes]."""
+    dtype = line.sd.dtype
+    shift = jnp.where(line.remove, shift, -shift)
+    t = line.spacing * (line.first + CHUNK * index + jnp.asarray(np.arange(CHUNK), dtype))
+    log_weight = 0.5 * (shift * shift - t * t) + jnp.log(line.spacing) - 0.5 * math.log(2 * math.pi)
+    r, angle = line.sd * (t - 0.5 * line.sd), line.sd * shift
+    # 1 + u by whichever form has no large numbers: u = q (e^z - 1) below the turn, and
+    # q e^z (1 + (1 - q) / q e^-z) above it.
+    log_q = jnp.log(line.q)
+    turn = jnp.log1p(-line.q) - log_q
+    edge = jnp.maximum(turn, 0.0) + 1.0
+    large = r > edge
+    growth = jnp.where(large, jnp.exp(jnp.minimum(turn - r, 0.0)), jnp.exp(jnp.minimum(r, edge)))
+    sine, versine = jnp.sin(angle), 2.0 * jnp.square(jnp.sin(0.5 * angle))
+    u = line.q * (jnp.expm1(jnp.minimum(r, edge)) - growth * versine)
+    real = jnp.where(large, growth * (1.0 - versine), u)
+    imaginary = jnp.where(large, -growth, line.q * growth) * sine
+    part = log1p(jax.lax.complex(real, imaginary))
+    log_ratio = jax.lax.complex(
+        part.real + jnp.where(large, r + log_q, 0.0), part.imag + jnp.where(large, angle, 0.0)
+    )
+    under_q = jax.lax.complex(log_weight, -t * shift)
+    return Nodes(
+        jnp.where(line.remove, under_q + log_ratio, under_q),
+        jnp.where(line.remove, log_ratio, -log_ratio),
+        jnp.abs(1.0 - (1.0 - line.q) * jnp.exp(-log_ratio)),
+        jax.lax.complex(r + log_q, jnp.broadcast_to(angle, r.shape)),
+    )
+
+
+def partition(log_jump: jax.Array, log_cut: jax.Array) -> tuple[jax.Array, ...]:
+    """Weights of jumps above each cut, below it, and between it and the next, all [nodes, k].
+
+    The cuts ascend; beyond the last one there is none, which an infinite cut amounts to.
+    """
+    log_x = log_jump[:, None] - log_cut[None, :]
+    # Far beyond a cut chi is 1 to more digits than are kept, and e^x must not overflow.
+    far = log_x.real > FAR
+    x = jnp.exp(jnp.where(far, 0.0, log_x))
+    above = -expm1(-x)
+    for _ in range(_SQUARINGS):
+        above = above * above
+    # Where chi is next to 1, what is left has to keep its digits.
+    large = x.real > 1.0
+    decay = jnp.exp(-jnp.where(large, x, 1.0))
+    below = jnp.where(large, -expm1(2.0**_SQUARINGS * log1p(-decay)), 1.0 - above)
+    above, below = jnp.where(far, 1.0, above), jnp.where(far, 0.0, below)
+    next_above = jnp.concatenate([above[:, 1:], 0.0 * above[:, :1]], axis=1)
+    next_below = jnp.concatenate([below[:, 1:], 0.0 * below[:, :1] + 1.0], axis=1)
+    return above, below, jnp.where(large | far, next_below - below, above - next_above)
+
+
+def log_weight_below(log_jump: jax.Array, log_cut: jax.Array, below: jax.Array) -> jax.Array:
+    """log |1 - chi| for each cut and, as 0, for none at all [nodes, k + 1]; also far beyond it."""
+    log_x = (log_jump[:, None] - log_cut[None, :]).real
+    x = jnp.exp(jnp.minimum(log_x, FAR))
+    cosine = jnp.cos(log_jump.imag)[:, None]
+    far = math.log(2.0**_SQUARINGS) - x * cosine
+    log_size = jnp.where(x * cosine > 20.0, far, jnp.log(jnp.abs(below)))
+    log_size = jnp.where(log_x > FAR, -jnp.inf, log_size)
+    return jnp.concatenate([log_size, jnp.zeros((x.shape[0], 1), x.dtype)], axis=1)

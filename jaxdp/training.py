@@ -64,7 +64,10 @@ def _plan(
         delta=mechanism_delta,
     )
     # Noise is drawn in float32: account for the multiplier that will run, rounded up.
-    noise_multiplier = float(np.nextafter(np.float32(calibrated), np.float32(math.inf)))
+    nearest = np.float32(calibrated)
+    noise_multiplier = float(
+        nearest if nearest >= calibrated else np.nextafter(nearest, np.float32(math.inf))
+    )
     run = accounting.Repeated(one_step(noise_multiplier), num_steps)
     max_batch_size = num_examples
     if overflow_delta > 0.0:
@@ -90,7 +93,7 @@ def _plan(
         sampling_probability=sampling_probability,
         max_batch_size=max_batch_size,
         overflow_delta=overflow_delta,
-        accountant="exact Gaussian" if sampling_probability == 1.0 else "Renyi DP",
+        accountant="exact",
         event=run,
     )
 

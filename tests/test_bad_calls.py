@@ -72,7 +72,8 @@ CALLS = [
     ("delta", "-1e-05", lambda: acc.epsilon(RUN, -1e-5)),
     ("delta", "nan", lambda: acc.epsilon(RUN, NAN)),
     ("accountant", "'prv'", lambda: acc.epsilon(RUN, 1e-5, accountant="prv")),
-    ("accountant", "'exact'", lambda: acc.epsilon(RUN, 1e-5, accountant="exact")),
+    ("accountant", "'exact'", lambda: acc.epsilon(
+        acc.Laplace(1.0), 1e-5, accountant="exact")),
     ("epsilon", "-1", lambda: acc.delta(RUN, -1)),
     ("epsilon", "inf", lambda: acc.delta(RUN, INF)),
     ("orders", r"\[1.0, 2.0\]", lambda: acc.rdp(RUN, [1.0, 2.0])),

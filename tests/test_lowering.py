@@ -70,7 +70,18 @@ def accountant_step():
     return step, jnp.float32(1.0)
 
 
-@pytest.mark.parametrize("build", [one_call_step, scheduled_step, accountant_step])
+def exact_accountant_step():
+    def step(noise_multiplier, key, x, y):
+        del key, x, y
+        run = acc.PoissonSampled(0.01, acc.Gaussian(noise_multiplier)) * 1000
+        return acc.epsilon(run, delta=1e-30), acc.epsilon(run, delta=1e-5, accountant="rdp")
+
+    return step, jnp.float32(1.0)
+
+
+@pytest.mark.parametrize(
+    "build", [one_call_step, scheduled_step, accountant_step, exact_accountant_step]
+)
 def test_the_private_step_lowers_for_cpu_cuda_and_tpu_and_never_calls_the_host(build):
     step, state = build()
     arguments = (state, jax.random.key(1), jnp.zeros((100, 5)), jnp.zeros(100, jnp.int32))

@@ -92,7 +92,7 @@ def test_the_plan_prints_as_a_privacy_statement():
         "Poisson",
         "1e-05",
         f"{PRIVATE.plan.noise_multiplier:.6g}",
-        "Renyi",
+        "exact",
         "12 steps",
         "batch overflow",
     ):

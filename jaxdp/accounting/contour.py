@@ -26,7 +26,7 @@ import numpy as np
 from jaxdp.accounting.complex_functions import expm1, log1p
 
 CHUNK = 128  # nodes in one go
-_MOST_CHUNKS = 4096
+_MOST_CHUNKS = 96
 # Where log x counts as infinite.
 FAR = 9.0
 _SQUARINGS = 4  # the partition's power is 2^4

@@ -68,11 +68,13 @@ def _run_of(steps: composition.Steps, dtype: Any) -> Run:
     noise = jnp.where(whole, s, 1.0)
     mu_squared = mu_squared + jnp.sum(jnp.where(whole, count / noise / noise, 0.0))
     idle = whole | (q == 0.0) | (count == 0.0) | (s == jnp.inf)
+    # Traced numbers cannot be refused: where they are out of range nothing is certified.
+    valid = (q >= 0.0) & (q <= 1.0) & (s >= 0.0) & (count >= 0.0)
     return Run(
         mu_squared,
         jnp.where(idle, 0.5, q),
         jnp.where(idle, 1.0, s),
-        jnp.where(idle, 0.0, count),
+        jnp.where(valid, jnp.where(idle, 0.0, count), jnp.nan),
     )
 
 
@@ -199,7 +201,9 @@ def _solve(side: _Side, start, floor, ceiling, log_delta, needed) -> tuple[Bound
         moved = jnp.abs(state.following - state.epsilon) > close * state.epsilon
         unknown = ~(state.found.value > 2.0 * state.found.error)
         at_ends = state.following == state.epsilon
-        return needed & (state.step < _MOST_STEPS) & (moved | (unknown & ~at_ends))
+        # What is not finite twice will not be so further down either.
+        finite = jnp.isfinite(state.found.value) | (state.step < 2)
+        return needed & finite & (state.step < _MOST_STEPS) & (moved | (unknown & ~at_ends))
 
     shapes = jax.eval_shape(evaluate, jnp.int32(0), start, jnp.zeros((), bool))
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -269,11 +273,15 @@ def _renyi_epsilon(run: Run, log_delta: jax.Array) -> tuple[jax.Array, jax.Array
 def _renyi_log_delta(run: Run, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     steps = _renyi(run)
 
-    def bound(t):
-        return conversion.log_delta_at(t, composition.log_moment_of(steps, t), epsilon)
+    def exponent(t):
+        # Without the bound on total variation, which has its minimum elsewhere.
+        log_moment = composition.log_moment_of(steps, t)
+        return log_moment - t * epsilon - t * jnp.log1p(1.0 / t) - jnp.log1p(t)
 
-    log_delta, t, _ = conversion.search(bound, epsilon.dtype)
-    return log_delta, t
+    _, t, _ = conversion.search(exponent, epsilon.dtype)
+    ends = jnp.stack([t, jnp.full_like(t, 1e-6)])
+    logs = conversion.log_delta_at(ends, composition.log_moment_of(steps, ends), epsilon)
+    return jnp.min(logs), t
 
 
 @jax.custom_batching.sequential_vmap

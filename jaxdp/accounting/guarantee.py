@@ -32,6 +32,7 @@ _ONE_BY_ONE: dict[str, ModuleType] = {"naive": naive, "advanced": advanced, "opt
 _AT_ONCE: dict[str, ModuleType] = {"moments": moments, "zcdp": zcdp, "gdp": gdp}
 ACCOUNTANTS = ("auto", *_ONE_BY_ONE, *_AT_ONCE, "rdp", "pld", "exact")
 _WIDE = 1e-6  # a bracket from the line integral that calls for the second route
+_HOPELESS = 1e4  # an epsilon that nobody needs to know better
 _PROFILES = ("auto", "rdp", "pld", "exact")  # those that know delta at every epsilon
 
 
@@ -144,6 +145,8 @@ def _exact_epsilon_bounds(steps: Steps, log_delta: Any) -> Bounds:
         return Bounds(epsilon * (1.0 - 2.0 * _margin(epsilon)), epsilon)
     bounds = _precision.evaluate(exact.epsilon_bounds, _padded(steps), log_delta)
     if _validate.is_traced(bounds) or bounds.upper - bounds.lower <= _WIDE * bounds.upper:
+        return bounds
+    if bounds.upper > _HOPELESS:
         return bounds
     # Where the line integral does not settle, the second route narrows the bracket.
     lower, upper = pld.epsilon_bounds(steps, log_delta)

@@ -175,6 +175,7 @@ def _component(line: Line, y: jax.Array, beyond: jax.Array, row: Any, remove) ->
     unit = jnp.exp(-choice.scale)
     cut = line.cut.size > 0
     small = unit + (found.small[:, 0] if cut else found.excess)
+    at_rest = choice.at_rest.lower
     error = (found.small_error[:, 0] if cut else found.error) + choice.rule_error
     error = error + 8.0 * ulp * jnp.where(choice.scale > 0.0, unit, 0.0)
     gap_error = upper_error = jnp.zeros_like(error)
@@ -189,7 +190,8 @@ def _component(line: Line, y: jax.Array, beyond: jax.Array, row: Any, remove) ->
         count * jnp.log1p(error / _floored(small)),
         count * jnp.log1p(gap_error),
         count * jnp.log1p(upper_error),
-        count * complex_norm.log_decay(nodes, line.c, beyond, choice.at_rest.lower),
+        # Without the floor a count of 0 times minus infinity would be a NaN.
+        count * jnp.maximum(complex_norm.log_decay(nodes, line.c, beyond, at_rest), -1e6),
         jnp.log(count) + choice.log_between,
     )
 

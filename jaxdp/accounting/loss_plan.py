@@ -171,7 +171,8 @@ def _largest_tilt(rows: list[Sketch], log_delta: float) -> float:
     beyond = np.flatnonzero(divergence > 6.0 - log_delta)
     if beyond.size:
         return float(t[beyond[0]])
-    return 2000.0 / max(row.losses[-1] - row.losses[0] for row in rows)
+    width = max(row.losses[-1] - row.losses[0] for row in rows)
+    return 2000.0 / width if width > 0.0 else math.inf
 
 
 def _cut(

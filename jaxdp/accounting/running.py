@@ -14,6 +14,9 @@ Rounding: the nodes hold few bits and are exact. A sum kept as a pair is off by 
 n ulps^2 of the sum of sizes for n steps, which for n below 1 / ulp is one ulp of each step's size:
 every step adds 8 ulps of its size to its error. The bound on the tail is a product of as many
 rounded factors as there are steps; it counts twice.
+
+Where a run's few large losses decide, |M| does not fall within the nodes and the bound is of no use:
+whoever asks has Renyi DP beside it.
 """
 
 import math
@@ -72,15 +75,15 @@ def lines_for(target_epsilon: float, delta: float) -> Lines:
 
 def _moments(steps: composition.Steps, lines: Lines) -> Moments:
     dtype = lines.c.dtype
-    ulp = float(jnp.finfo(dtype).eps)
     run = exact._run_of(steps, dtype)
+    # Rows that do nothing get so much noise that nothing overflows, whatever the orders.
+    run = run._replace(s=jnp.where(run.count == 0.0, 1.0 + jnp.max(lines.c), run.s))
     none, zero = jnp.zeros((0,), dtype), jnp.zeros((), dtype)
 
     def on(remove, c, spacing):
         line = Line(c, spacing, none, jnp.zeros((), bool), zero)
         _, _, total, _ = line_integral._chunk(run, line, jnp.zeros((), jnp.int32), remove)
-        error = total.error + 8.0 * ulp * jnp.abs(total.log_moment)
-        return Moments(total.log_moment.real, total.log_moment.imag, error, total.decay)
+        return Moments(total.log_moment.real, total.log_moment.imag, total.error, total.decay)
 
     def of(remove):
         return jax.lax.map(lambda line: on(remove, *line), lines)
@@ -101,39 +104,50 @@ def moments(event: Event, lines: Lines) -> Moments:
             "'auto' or 'rdp' for a run with other than Gaussians and Poisson-sampled ones",
         )
     found = _precision.evaluate(_moments, steps, lines)
-    if steps.sampled_gaussian is None:
-        return found
-    # A negative count would take away what other steps have spent.
-    count = jnp.min(jnp.asarray(steps.sampled_gaussian[2]))
-    return jax.tree.map(lambda leaf: jnp.where(count >= 0.0, leaf, jnp.nan), found)
+    dtype = jnp.result_type(float)
+    real, imaginary, error, decay = (jnp.asarray(leaf, dtype) for leaf in found)
+    ulp = float(jnp.finfo(dtype).eps)
+    error = error + 8.0 * ulp * (jnp.abs(real) + jnp.abs(imaginary))
+    if steps.sampled_gaussian is not None:
+        # A negative count would take away what other steps have spent.
+        fewest = jnp.min(jnp.asarray(steps.sampled_gaussian[2]))
+        error = jnp.where(fewest >= 0.0, error, jnp.nan)
+    return Moments(real, imaginary, error, decay)
+
+
+def _on_line(spent: Moments, line: Lines, epsilon: jax.Array) -> jax.Array:
+    """The bound on log delta of one direction by one line; 0 where it bounds nothing."""
+    dtype = epsilon.dtype
+    ulp = float(jnp.finfo(dtype).eps)
+    grid = jnp.arange(_NODES, dtype=dtype)
+    x = jax.lax.complex(jnp.broadcast_to(line.c, grid.shape), line.spacing * grid)
+    share = jnp.where(grid == 0, 0.5, 1.0) * line.spacing / (math.pi * x * (1.0 + x))
+    log_moment = jax.lax.complex(spent.real, spent.imaginary)
+    scale = spent.real[0] - line.c * epsilon
+    exponent = log_moment - x * epsilon - scale
+    rounding = ulp * (16.0 + 2.0 * jnp.abs(log_moment) + jnp.abs(x) * epsilon)
+    off = line_integral._growth(exponent.real, 1.001 * spent.error + rounding)
+    value = jnp.sum((jnp.exp(exponent) * share).real)
+    error = jnp.sum(off * jnp.abs(share))
+    beyond = _NODES * line.spacing
+    tail = (1.0 / beyond + line.spacing / beyond / beyond) / math.pi
+    tail = 2.0 * tail * jnp.exp(spent.decay + spent.error[0])
+    bound = jnp.log(value + error + tail)
+    bound = bound + scale + 8.0 * ulp * (1.0 + jnp.abs(bound) + jnp.abs(scale))
+    return jnp.where(jnp.isnan(bound), 0.0, jnp.minimum(bound, 0.0))
 
 
 def log_delta(spent: Moments, lines: Lines, epsilon: jax.Array) -> jax.Array:
     """A bound on log delta at epsilon for what was added up; 0 where nothing better is known."""
-    dtype = spent.real.dtype
-    ulp = float(jnp.finfo(dtype).eps)
-    grid = jnp.arange(_NODES, dtype=dtype)
-    c, spacing = lines.c[:, None], lines.spacing[:, None]
-    x = jax.lax.complex(*jnp.broadcast_arrays(c, spacing * grid[None, :]))
-    share = jnp.where(grid == 0, 0.5, 1.0)[None, :] * spacing / (math.pi * x * (1.0 + x))
-    log_moment = jax.lax.complex(spent.real, spent.imaginary)
-    top = spent.real[:, :, :1]
-    scale = top - (c * epsilon)[None]
-    exponent = log_moment - (x * epsilon)[None] - scale
-    rounding = ulp * (16.0 + 2.0 * jnp.abs(log_moment) + jnp.abs(x)[None] * epsilon)
-    off = line_integral._growth(exponent.real, 1.001 * spent.error + rounding)
-    value = jnp.sum((jnp.exp(exponent) * share[None]).real, axis=-1)
-    error = jnp.sum(off * jnp.abs(share)[None], axis=-1)
-    beyond = _NODES * lines.spacing
-    tail = jnp.exp(spent.decay) * (1.0 / beyond + lines.spacing / beyond**2) * (2.0 / math.pi)
-    total = jnp.log(value + error + tail * (1.0 + error)) + scale[:, :, 0]
-    total = total + 8.0 * ulp * (1.0 + jnp.abs(total) + jnp.abs(scale[:, :, 0]))
-    total = jnp.where(jnp.isnan(total), 0.0, total)
+    on_lines = jax.vmap(_on_line, in_axes=(0, 0, None))
+    bounds = jax.vmap(on_lines, in_axes=(0, None, None))(spent, lines, epsilon)
     # The better of the lines, in the worse direction.
-    return jnp.minimum(jnp.max(jnp.min(total, axis=1)), 0.0)
+    return jnp.max(jnp.min(bounds, axis=1))
 
 
-def epsilon(spent: Moments, lines: Lines, log_delta_wanted: jax.Array, most: jax.Array):
+def epsilon(
+    spent: Moments, lines: Lines, log_delta_wanted: jax.Array, most: jax.Array
+) -> jax.Array:
     """The least epsilon up to ``most``, which is known to do, at which the bound is met."""
     tries = 40 if spent.real.dtype == jnp.float64 else 24
 
@@ -145,4 +159,6 @@ def epsilon(spent: Moments, lines: Lines, log_delta_wanted: jax.Array, most: jax
 
     known = jnp.where(most < jnp.inf, most, 0.0)
     _, least = jax.lax.fori_loop(0, tries, halve, (jnp.zeros_like(known), known))
-    return jnp.where(most < jnp.inf, least, most)
+    # Moved up, so that it may be compared with a target that was rounded to this float type.
+    least = least * (1.0 + 4.0 * float(jnp.finfo(known.dtype).eps))
+    return jnp.minimum(jnp.where(most < jnp.inf, least, most), most)

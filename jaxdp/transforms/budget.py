@@ -1,6 +1,7 @@
 """A privacy budget around an Optax chain: spent step by step, refused once it is gone."""
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,19 +12,48 @@ import numpy as np
 import optax
 
 from jaxdp import _control, _validate, accounting
+from jaxdp.accounting import running
 
 Event = accounting.Event
+ACCOUNTANTS = ("auto", "exact", "rdp")
 
 
 class BudgetState(NamedTuple):
     inner_state: Any  # state of the chain inside, frozen once exhausted
     step: jax.Array  # int32 scalar, steps paid for so far
     exhausted: jax.Array  # bool scalar, whether the next step would overspend
-    spent: jax.Array  # float [num_orders], Renyi divergence spent so far
-    residue: jax.Array  # float [num_orders], what rounding left out of `spent`
+    spent: Any  # `_Spent`
+    residue: Any  # `_Spent`, what rounding left out of `spent`
     orders: jax.Array  # float [num_orders], Renyi orders > 1
+    lines: Any  # `running.Lines` that the moments are on, or None
+    event: jax.Array  # uint32 [2], a hash of the event of all steps so far; 0 if it varied
     target_epsilon: jax.Array  # float scalar, the budget
     log_delta: jax.Array  # float scalar, log of the budget's delta
+
+
+class _Spent(NamedTuple):
+    rdp: Any  # float [num_orders], Renyi divergence
+    moments: Any  # `running.Moments`, or None
+
+
+class _Known:
+    """An event of numbers, compared by them."""
+
+    def __init__(self, event: Event):
+        leaves, structure = jax.tree.flatten(event)
+        numbers = [np.asarray(leaf, np.float64) for leaf in leaves]
+        self.event: Event = jax.tree.unflatten(
+            structure, [number.item() if number.ndim == 0 else number for number in numbers]
+        )
+        shapes = [number.shape for number in numbers]
+        content = repr((structure, shapes)).encode() + b"".join(n.tobytes() for n in numbers)
+        self.digest = hashlib.sha256(content).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 def _orders(target_epsilon: float, delta: float) -> np.ndarray:
@@ -44,9 +74,11 @@ def _orders(target_epsilon: float, delta: float) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=256)
-def _affordable_steps(event: Event, target_epsilon: float, delta: float) -> int:
+def _affordable_steps(known: _Known, target_epsilon: float, delta: float, accountant: str) -> int:
     # A step that is not compiled builds its chain anew every time.
-    return accounting.affordable_steps(event, target_epsilon=target_epsilon, delta=delta)
+    return accounting.affordable_steps(
+        known.event, target_epsilon=target_epsilon, delta=delta, accountant=accountant
+    )
 
 
 def _add_compensated(total: jax.Array, residue: jax.Array, term: jax.Array):
@@ -57,19 +89,30 @@ def _add_compensated(total: jax.Array, residue: jax.Array, term: jax.Array):
     return new_total, lost
 
 
+def _add(total: _Spent, residue: _Spent, term: _Spent) -> tuple[_Spent, _Spent]:
+    pairs = jax.tree.map(_add_compensated, total, residue, term)
+    return jax.tree.transpose(jax.tree.structure(total), jax.tree.structure((0, 0)), pairs)
+
+
+def _cost(event: Event, orders: np.ndarray, lines: Any) -> _Spent:
+    rdp = jnp.asarray(accounting.rdp(event, orders), jnp.result_type(float))
+    return _Spent(rdp, None if lines is None else running.moments(event, lines))
+
+
 def with_budget(
     transformation: optax.GradientTransformation,
     *,
     event: Event | Callable[[jax.Array], Event],
     target_epsilon: float,
     delta: float,
+    accountant: str = "auto",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Stops a private chain for good before the step that would exceed its budget.
 
-    Step :math:`t` is taken only if the Renyi divergences of steps :math:`0, \dots, t`
-    together convert to at most ``target_epsilon`` at ``delta``. From the first step that is
-    not affordable on, the update is exactly zero, the state inside is frozen and no noise
-    is drawn. It all happens inside the compiled step.
+    Step :math:`t` is taken only if steps :math:`0, \dots, t` together cost at most
+    ``target_epsilon`` at ``delta``. From the first step that is not affordable on, the update is
+    exactly zero, the state inside is frozen and no noise is drawn. It all happens inside the
+    compiled step.
 
     Args:
       transformation: The whole private chain: what is wrapped must contain the noise.
@@ -80,26 +123,32 @@ def with_budget(
         numbers. It may hold traced values.
       target_epsilon: The budget, > 0.
       delta: The budget's delta, in (0, 1).
+      accountant: "auto", "exact" or "rdp". For an event whose numbers are known when the chain is
+        built, the number of affordable steps is solved for ahead, as by
+        ``accounting.affordable_steps``. What is spent on the way, and all that an event which
+        varies or is traced may spend, is counted in Renyi divergences; by "exact" in log-moments
+        on lines in the complex plane too (Gaussians and Poisson-sampled ones only; a few seconds
+        more to compile and, for an event that varies, some milliseconds a step).
 
     Returns:
       A transformation whose state is a ``BudgetState``: ``state.exhausted`` says that no
       further step will be taken, ``privacy_spent(state)`` what the steps so far cost.
 
     Raises:
-      ValueError: if ``target_epsilon`` or ``delta`` is out of range, or ``event`` is neither
-        an event nor a function.
+      ValueError: if ``target_epsilon`` or ``delta`` is out of range, ``event`` is neither an
+        event nor a function, or the accountant does not apply.
 
     Guarantee:
       A state goes on under the target and delta that it began with; under others it takes no
       further step. The steps taken are (``target_epsilon``, ``delta``)-DP for neighbours that
       differ by one record added or removed, if ``event`` is true.
-      An event whose numbers are known when the chain is built is accounted in float64 at the
-      best real order, and the number of affordable steps is exact. Otherwise the program
-      accounts in its own float type, over a fixed grid of orders, rounded outward, so that it
-      may stop a step early and never late. The event's numbers must not be chosen from what the
-      run has released: the best order is taken at the end, which is proved for schedules
-      fixed in advance, not for adaptive ones. Stopping earlier than the budget, for
-      whatever reason, only lowers the cost.
+      An event whose numbers are known when the chain is built is accounted in float64, and the
+      number of affordable steps is exact; a state that has taken steps of another event goes on
+      by Renyi DP. Otherwise the program accounts in its own float type, over a fixed grid of
+      orders and, for "exact", of lines, rounded outward, so that it may stop a step early and
+      never late. The event's numbers must not be chosen from what the run has released: the
+      best order is taken at the end, which is proved for schedules fixed in advance, not for
+      adaptive ones. Stopping earlier than the budget, for whatever reason, only lowers the cost.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, jaxdp
@@ -117,74 +166,85 @@ def with_budget(
 
     References:
       Mironov 2017, arXiv:1702.07476; Abadi et al. 2016, arXiv:1607.00133; Feldman and Zrnic
-      2021, arXiv:2008.11193 (what adaptive budgets need).
+      2021, arXiv:2008.11193 (what adaptive budgets need); ``jaxdp.accounting.running`` for the
+      proof on lines.
     """
     for name, value in (("target_epsilon", target_epsilon), ("delta", delta)):
         if _validate.is_traced(value):
             _validate.refuse(name, value, "a number that is known when the chain is built")
     _validate.positive("target_epsilon", target_epsilon)
     _validate.delta("delta", delta)
+    _validate.choice("accountant", accountant, ACCOUNTANTS)
     if not isinstance(event, accounting.Event) and not callable(event):
         _validate.refuse("event", event, "an event of jaxdp.accounting or a function to one")
     inner = optax.with_extra_args_support(transformation)
     orders = _orders(float(target_epsilon), float(delta))
     log_delta = math.log(float(delta))
-    fixed = isinstance(event, accounting.Event) and not _validate.is_traced(event)
-    if fixed:
-        # float64 and every real order: a plan calibrated to the budget gets all its steps.
-        known_event: Any = jax.tree.map(float, event)
-        affordable = _affordable_steps(known_event, float(target_epsilon), float(delta))
-        rdp_of_every_step = accounting.rdp(known_event, orders)
+    known = None
+    if isinstance(event, accounting.Event) and not _validate.is_traced(event):
+        # float64 and the tightest bound: a plan calibrated to the budget gets all its steps.
+        known = _Known(event)
+        affordable = _affordable_steps(known, float(target_epsilon), float(delta), accountant)
+    lines = None
+    if accountant == "exact":
+        lines = running.lines_for(float(target_epsilon), float(delta))
+    if known is not None:
+        with jax.ensure_compile_time_eval():
+            known_cost = _cost(known.event, orders, lines)
+    digest = np.zeros(2, np.uint32) if known is None else np.frombuffer(known.digest[:8], np.uint32)
 
-    def rdp_of_step(step):
-        if fixed:
-            return jnp.asarray(rdp_of_every_step, jnp.result_type(float))
+    def cost_of_step(step) -> _Spent:
+        if known is not None:
+            return jax.tree.map(jnp.asarray, known_cost)
         step_event = event if isinstance(event, accounting.Event) else event(step)
-        return jnp.asarray(accounting.rdp(step_event, orders), jnp.result_type(float))
+        return _cost(step_event, orders, lines)
 
-    def would_overspend(step, spent, residue, rdp):
-        total, _ = _add_compensated(spent, residue, rdp)
-        epsilon = accounting.epsilon_from_rdp(total, orders, log_delta=log_delta).epsilon
-        overspends = ~(epsilon <= target_epsilon)
-        if fixed:
-            # The exact count holds if no step before was a costlier one (a resumed state).
-            same_event = jnp.all(spent <= step * rdp * (1.0 + 1e-5))
-            return jnp.where(same_event, step >= affordable, overspends)
-        return overspends
+    def would_overspend(step, spent, residue, cost, steps_event):
+        total, _ = _add(spent, residue, cost)
+        overspends = ~(_epsilon(total, orders, lines, log_delta) <= target_epsilon)
+        if known is None:
+            return overspends
+        # The exact count holds if every step before was of this event (a resumed state).
+        return jnp.where(jnp.all(steps_event == digest), step >= affordable, overspends)
 
     def init(params):
         step = jnp.zeros((), jnp.int32)
-        rdp = rdp_of_step(step)
-        zeros = jnp.zeros_like(rdp)
+        cost = cost_of_step(step)
+        spent, residue = jax.tree.map(jnp.zeros_like, (cost, cost))
+        dtype = cost.rdp.dtype
         return BudgetState(
             inner_state=inner.init(params),
             step=step,
-            exhausted=jnp.asarray(would_overspend(step, zeros, zeros, rdp)),
-            spent=zeros,
-            residue=jnp.zeros_like(rdp),
-            orders=jnp.asarray(orders, rdp.dtype),
-            target_epsilon=jnp.asarray(target_epsilon, rdp.dtype),
-            log_delta=jnp.asarray(log_delta, rdp.dtype),
+            exhausted=jnp.asarray(would_overspend(step, spent, residue, cost, digest)),
+            spent=spent,
+            residue=residue,
+            orders=jnp.asarray(orders, dtype),
+            lines=jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), lines),
+            event=jnp.asarray(digest),
+            target_epsilon=jnp.asarray(target_epsilon, dtype),
+            log_delta=jnp.asarray(log_delta, dtype),
         )
 
     def update(updates, state, params=None, **extra_args):
         # The event as it stands now, not as the last step foresaw it: a caller may have
         # changed a traced noise multiplier in between.
-        rdp = rdp_of_step(state.step)
+        cost = cost_of_step(state.step)
 
         def take_step():
             new_updates, inner_state = inner.update(
                 updates, state.inner_state, params, **extra_args
             )
-            spent, residue = _add_compensated(state.spent, state.residue, rdp)
+            spent, residue = _add(state.spent, state.residue, cost)
             step = state.step + 1
-            next_rdp = rdp_of_step(step) if callable(event) else rdp
+            next_cost = cost_of_step(step) if callable(event) else cost
+            steps_event = jnp.where(state.event == digest, state.event, 0)
             return new_updates, state._replace(
                 inner_state=inner_state,
                 step=step,
-                exhausted=jnp.asarray(would_overspend(step, spent, residue, next_rdp)),
+                exhausted=jnp.asarray(would_overspend(step, spent, residue, next_cost, steps_event)),
                 spent=spent,
                 residue=residue,
+                event=steps_event,
             )
 
         def refuse_step():
@@ -192,12 +252,25 @@ def with_budget(
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return zeros, state._replace(exhausted=jnp.ones((), bool))
 
-        overspends = would_overspend(state.step, state.spent, state.residue, rdp)
+        overspends = would_overspend(state.step, state.spent, state.residue, cost, state.event)
         # A state that began under another target or delta has spent at other orders.
         overspends |= (state.target_epsilon != target_epsilon) | (state.log_delta != log_delta)
         return _control.cond(state.exhausted | overspends, refuse_step, take_step)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _epsilon(spent: _Spent, orders: Any, lines: Any, log_delta: Any) -> jax.Array:
+    """Epsilon by the better of Renyi DP and, if there are any, the moments on lines."""
+    epsilon = accounting.epsilon_from_rdp(spent.rdp, orders, log_delta=log_delta).epsilon
+    if spent.moments is None:
+        return epsilon
+    dtype = epsilon.dtype
+    lines = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), lines)
+    wanted = jnp.asarray(log_delta, dtype)
+    # The logarithm may have been rounded up.
+    wanted = wanted - float(jnp.finfo(dtype).eps) * jnp.abs(wanted)
+    return running.epsilon(spent.moments, lines, wanted, epsilon)
 
 
 def privacy_spent(opt_state: Any, *, delta: float | None = None) -> jax.Array:
@@ -234,7 +307,7 @@ def privacy_spent(opt_state: Any, *, delta: float | None = None) -> jax.Array:
     else:
         _validate.delta("delta", delta)
         log_delta = jnp.log(delta) if _validate.is_traced(delta) else math.log(float(delta))
-    spent = accounting.epsilon_from_rdp(budget.spent, budget.orders, log_delta=log_delta).epsilon
+    spent = _epsilon(budget.spent, budget.orders, budget.lines, log_delta)
     within_budget = (log_delta >= budget.log_delta) & (spent > budget.target_epsilon)
     return jnp.where(within_budget, budget.target_epsilon, spent)
 

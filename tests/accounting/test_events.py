@@ -62,12 +62,22 @@ def test_several_answers_about_one_sample_are_one_gaussian():
 
 
 def test_traced_counts_and_probabilities_pass_through():
-    @jax.jit
-    def spent(q, s, count):
-        return acc.epsilon(acc.PoissonSampled(q, acc.Gaussian(s)) * count, 1e-5)
+    def run(q, s, count):
+        return acc.PoissonSampled(q, acc.Gaussian(s)) * count
 
-    for q, s, count in [(0.01, 1.0, 1000), (1.0, 20.0, 10), (0.01, 1.0, 0), (0.0, 1.0, 10)]:
-        host = acc.epsilon(acc.PoissonSampled(q, acc.Gaussian(s)) * count, 1e-5, accountant="rdp")
-        assert spent(q, s, count) == pytest.approx(host, rel=1e-4)
-    assert spent(0.01, 0.0, 10) == jnp.inf
-    assert spent(0.01, 0.0, 0) == 0.0
+    @jax.jit
+    def spent(*numbers):
+        both = ("rdp", "auto")
+        return [acc.epsilon(run(*numbers), 1e-5, accountant=accountant) for accountant in both]
+
+    for numbers in [(0.01, 1.0, 1000), (1.0, 20.0, 10), (0.01, 1.0, 0), (0.0, 1.0, 10)]:
+        by_renyi, by_default = spent(*numbers)
+        host = acc.epsilon(run(*numbers), 1e-5, accountant="rdp")
+        assert by_renyi == pytest.approx(host, rel=1e-4)
+        assert acc.epsilon_bounds(run(*numbers), 1e-5).lower * (1 - 1e-6) <= by_default
+        assert by_default <= by_renyi
+    # In programs "auto" is the exact accountant too.
+    exact = acc.epsilon(run(0.01, 1.0, 1000), 1e-5, accountant="exact")
+    assert spent(0.01, 1.0, 1000)[1] == pytest.approx(exact, rel=2e-5)
+    assert spent(0.01, 0.0, 10) == [jnp.inf, jnp.inf]
+    assert spent(0.01, 0.0, 0) == [0.0, 0.0]

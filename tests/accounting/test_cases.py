@@ -1,0 +1,101 @@
+"""Inputs on which other libraries failed their users, one test each.
+
+The values are by an independent privacy-loss distribution, upper bounds good to the digits shown.
+Calibration, step counts and fractional orders are beside the tests of their modules.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxdp import accounting as acc
+from jaxdp.mechanisms import gaussian
+
+
+def sampled(q, sigma, steps):
+    return acc.PoissonSampled(q, acc.Gaussian(sigma)) * steps
+
+
+ACCOUNTANTS = ("auto", "exact", "rdp", "pld", "moments", "naive", "advanced", "optimal")
+
+
+def test_epsilon_is_not_negative_where_delta_covers_everything():
+    for accountant in ACCOUNTANTS:
+        assert acc.epsilon(sampled(0.01, 10.0, 1), 0.1, accountant=accountant) >= 0.0
+    for accountant in ("auto", "exact", "rdp", "pld"):
+        assert acc.epsilon(sampled(0.01, 10.0, 1), 0.1, accountant=accountant) == 0.0
+
+
+def test_nothing_released_costs_nothing_and_little_costs_little():
+    for nothing in (sampled(0.01, 1.0, 0), sampled(0.0, 1.0, 100), acc.Composed([])):
+        for accountant in ACCOUNTANTS:
+            assert acc.epsilon(nothing, 1e-5, accountant=accountant) == 0.0
+    assert acc.epsilon(sampled(0.01, 100.0, 100), 1e-5) == pytest.approx(0.00213, abs=5e-6)
+
+
+def test_the_central_limit_is_no_bound_and_every_phase_counts():
+    run = sampled(0.01, 1.0, 1000)
+    assert acc.clt_epsilon(run, 1e-5) == pytest.approx(1.618, abs=5e-4)
+    assert acc.epsilon(run, 1e-5) == pytest.approx(1.828, abs=5e-4)
+    mixed = sampled(0.01, 1.0, 500) + sampled(0.01, 2.0, 500)
+    assert acc.epsilon(mixed, 1e-5) == pytest.approx(1.3987, abs=1e-4)
+
+
+def test_large_epsilons_are_tight():
+    assert acc.epsilon(sampled(0.125, 0.8, 1000), 1e-6) == pytest.approx(56.73, abs=0.005)
+    assert acc.epsilon(sampled(0.01, 0.05, 100), 1e-5) == pytest.approx(1464.0, abs=0.1)
+
+
+def test_no_noise_is_no_privacy():
+    for accountant in ("auto", "exact", "rdp", "pld"):
+        assert acc.epsilon(sampled(0.01, 0.0, 10), 1e-5, accountant=accountant) == math.inf
+        assert acc.epsilon(acc.Gaussian(0.0), 1e-5, accountant=accountant) == math.inf
+    assert acc.epsilon(acc.Laplace(2.0) * 3, 0.0) == pytest.approx(1.5, rel=1e-9)
+
+
+def test_a_tiny_delta_is_finite_and_smooth():
+    run = sampled(0.00033, 4.0, 10_000)
+    log_deltas = np.linspace(math.log(1e-16), math.log(1e-20), 20)
+    epsilons = np.array([acc.epsilon(run, math.exp(log_delta)) for log_delta in log_deltas])
+    rises = np.diff(epsilons)
+    assert np.all(rises > 0.0)
+    assert np.max(rises) < 3 * np.min(rises)  # the slope changes little from point to point
+    assert max(acc.epsilon(run, 1.13e-18), acc.epsilon(run, 1.1e-18)) <= 0.146
+
+
+def test_noise_that_changes_at_every_step_is_composed_step_by_step():
+    run = acc.Composed([acc.PoissonSampled(0.01, acc.Gaussian(0.999**t)) for t in range(300)])
+    # From a grid of 1e-3.
+    assert acc.epsilon(run, 1e-5) == pytest.approx(1.8814, abs=2e-3)
+    schedule = acc.Schedule(0.01, 0.999 ** np.arange(300))
+    assert acc.epsilon(schedule, 1e-5) == pytest.approx(acc.epsilon(run, 1e-5), rel=1e-8)
+
+
+def test_the_classical_noise_is_refused_where_it_is_not_proved():
+    assert gaussian.classical_stddev(epsilon=0.99, delta=1e-5) > gaussian.stddev(
+        epsilon=0.99, delta=1e-5
+    )
+    with pytest.raises(ValueError, match=r"^epsilon must be .*stddev"):
+        gaussian.classical_stddev(epsilon=1.0, delta=1e-5)
+
+
+def test_a_sampler_is_accounted_for_its_own_neighbours_only():
+    poisson = acc.PoissonSampled(0.01, acc.Gaussian(1.0))
+    fixed = acc.SampledWithoutReplacement(100, 1, acc.Gaussian(1.0))
+    with pytest.raises(ValueError, match=r"^neighboring_relation must be 'add_or_remove_one'"):
+        acc.epsilon(poisson, 1e-5, neighboring_relation="replace_one")
+    with pytest.raises(ValueError, match=r"^neighboring_relation must be 'replace_one'"):
+        acc.epsilon(fixed, 1e-5, neighboring_relation="add_or_remove_one")
+    with pytest.raises(ValueError, match=r"^event must be events of one neighbouring relation"):
+        acc.epsilon(poisson + fixed, 1e-5)
+
+
+@pytest.mark.parametrize(("capacity", "bound"), [(300, 4.63), (325, 1.815)])
+def test_a_capacity_of_the_batch_is_accounted(capacity, bound):
+    step = acc.TruncatedPoissonSampled(
+        0.005, acc.Gaussian(0.8), num_examples=50_000, max_batch_size=capacity
+    )
+    # Those bounds are from a pair that is a little worse than need be.
+    free = acc.epsilon_bounds(sampled(0.005, 0.8, 1000), 1e-5).lower
+    assert max(free, 0.85 * bound) <= acc.epsilon(step * 1000, 1e-5) <= bound * (1 + 1e-3)

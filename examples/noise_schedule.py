@@ -1,12 +1,12 @@
 """Optimises when to add how much noise, by gradient descent through the exact accountant.
 
-    python examples/noise_schedule.py            # some seconds after a compilation
+    python examples/noise_schedule.py            # a minute, most of it compilation
     python examples/noise_schedule.py --smoke    # few steps of descent
 
 A run has phases of equally many steps. Its signal decays, so noise hurts late steps more: the price
 of a schedule is the sum over steps of (noise multiplier / signal)^2. Which schedule has the least
 price among those of one epsilon? The shape of the schedule is free, and its level follows from
-the budget: every shape is scaled until the run costs the target. How the level moves with the
+the budget: a shape is scaled until the run costs the target. How the level moves with the
 shape is implicit differentiation of epsilon(level * shape) = target, by the accountant's gradient.
 """
 
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
 from jaxdp import accounting as acc
 
 PHASES = 8
@@ -45,33 +46,43 @@ def level_of(run, shape, args) -> float:
 
 
 def make_slope(run, price, args):
-    """The gradient of the log price in the log shape, on the surface of one epsilon."""
+    """The gradient of the log price on the surface of one epsilon, and the way back to it."""
+
+    def log_epsilon(log_noise):
+        return jnp.log(acc.epsilon(run(jnp.exp(log_noise)), args.delta))
+
+    def log_price(log_noise):
+        return jnp.log(price(jnp.exp(log_noise)))
 
     def slope(log_noise):
-        def log_epsilon(log_noise):
-            return jnp.log(acc.epsilon(run(jnp.exp(log_noise)), args.delta))
+        by_price = jax.grad(log_price)(log_noise)
+        spent, by_epsilon = jax.value_and_grad(log_epsilon)(log_noise)
+        # How the log level moves with the log shape: -by_epsilon / sum(by_epsilon).
+        along = by_price - jnp.sum(by_price) * by_epsilon / jnp.sum(by_epsilon)
+        # Newton's step in the level, for what the curvature of the surface has cost.
+        back = (math.log(args.target_epsilon) - spent) / jnp.sum(by_epsilon)
+        return along, back
 
-        by_price = jax.grad(lambda log_noise: jnp.log(price(jnp.exp(log_noise))))(log_noise)
-        by_epsilon = jax.grad(log_epsilon)(log_noise)
-        # A shape that costs more is lifted as a whole: d log level = -by_epsilon / sum(by_epsilon).
-        return by_price - jnp.sum(by_price) * by_epsilon / jnp.sum(by_epsilon)
-
-    return jax.jit(slope)
+    return slope
 
 
 def descend(run, price, args):
-    """Gradient descent from the constant schedule; every iterate meets the budget."""
+    """Gradient descent from the constant schedule, in one compiled loop; both schedules."""
     slope = make_slope(run, price, args)
     optimizer = optax.adam(args.learning_rate)
-    log_noise = jnp.full(PHASES, math.log(level_of(run, np.ones(PHASES), args)))
-    constant = np.exp(np.asarray(log_noise, np.float64))
-    state = optimizer.init(log_noise)
-    for _ in range(args.iterations):
-        updates, state = optimizer.update(slope(log_noise), state)
-        log_noise = log_noise + updates
-        log_noise = log_noise + math.log(level_of(run, jnp.exp(log_noise), args))
-    level = level_of(run, jnp.exp(log_noise), args)
-    return constant, level * np.exp(np.asarray(log_noise, np.float64))
+
+    def body(carry, _):
+        log_noise, state = carry
+        along, back = slope(log_noise)
+        updates, state = optimizer.update(along, state)
+        return (log_noise + back + updates, state), None
+
+    constant = np.full(PHASES, level_of(run, np.ones(PHASES), args))
+    start = jnp.log(jnp.asarray(constant, float))
+    descent = jax.jit(lambda carry: jax.lax.scan(body, carry, length=args.iterations)[0])
+    log_noise, _ = descent((start, optimizer.init(start)))
+    shape = np.exp(np.asarray(log_noise, np.float64))
+    return constant, level_of(run, shape, args) * shape
 
 
 def parse_arguments():
@@ -81,7 +92,7 @@ def parse_arguments():
     parser.add_argument("--sampling-probability", type=float, default=0.01)
     parser.add_argument("--num-steps", type=int, default=800)
     parser.add_argument("--decay", type=float, default=0.8, help="of the signal, for each phase")
-    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--smoke", action="store_true", help="a short run that only shows it works")
     args = parser.parse_args()

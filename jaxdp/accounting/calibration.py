@@ -209,7 +209,8 @@ def calibrate(
         if missing is None:
             reached = f"{words} {end.epsilon:.6g}, which {end.value:g} gives"
             _validate.refuse("target_epsilon", target_epsilon, reached)
-    assert met is not None and unmet is not None
+    assert met is not None
+    assert unmet is not None
     for grid in (_SINGLE, _DOUBLE):
         met, unmet = _close_in(attempt, met, unmet, grid, _CLOSE)
     return met.value

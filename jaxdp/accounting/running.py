@@ -5,9 +5,9 @@ r"""The exact accountant step by step: log-moments on fixed lines, added up insi
 .. math:: \delta(\epsilon) \le \frac{h}{2 \pi} \sum_{k \in Z}
           \frac{M(c + ikh) \, e^{-(c + ikh) \epsilon}}{(c + ikh)(1 + c + ikh)},
 
-what is added being non-negative; log M is the sum of the steps' log-moments. So lines that are fixed
-before the run bound delta at every epsilon and after every step: a line that suits badly is loose,
-not wrong, and the least of several counts. Bounds on the errors of the log-moments, and on how far
+what is added being non-negative; log M is the sum of the steps' log-moments. So lines that are
+fixed before the run bound delta at every epsilon and after every step: a line that suits badly is
+loose, not wrong, and the least of several counts. Bounds on the errors of the log-moments, and on how far
 |M| falls beyond the last node, add up likewise. Those of both directions are kept.
 
 Rounding: the nodes hold few bits and are exact. A sum kept as a pair is off by 2 ulps of itself and
@@ -15,8 +15,8 @@ n ulps^2 of the sum of sizes for n steps, which for n below 1 / ulp is one ulp o
 every step adds 8 ulps of its size to its error. The bound on the tail is a product of as many
 rounded factors as there are steps; it counts twice.
 
-Where a run's few large losses decide, |M| does not fall within the nodes and the bound is of no use:
-whoever asks has Renyi DP beside it.
+Where a run's few large losses decide, |M| does not fall within the nodes and the bound is of no
+use: whoever asks has Renyi DP beside it.
 """
 
 import math

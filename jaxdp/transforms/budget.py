@@ -241,7 +241,9 @@ def with_budget(
             return new_updates, state._replace(
                 inner_state=inner_state,
                 step=step,
-                exhausted=jnp.asarray(would_overspend(step, spent, residue, next_cost, steps_event)),
+                exhausted=jnp.asarray(
+                    would_overspend(step, spent, residue, next_cost, steps_event)
+                ),
                 spent=spent,
                 residue=residue,
                 event=steps_event,

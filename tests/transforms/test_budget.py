@@ -92,15 +92,18 @@ def scheduled(step):
     return acc.PoissonSampled(0.2, acc.Gaussian(1.2 + 0.05 * step))
 
 
+def falling(step):
+    return acc.PoissonSampled(0.2, acc.Gaussian(1.5 - 0.04 * step))
+
+
 @pytest.mark.parametrize(
     ("event_at", "accountant", "steps_by"),
     [
         (constant, "rdp", steps_by_renyi),
-        (scheduled, "rdp", steps_by_renyi),
         (scheduled, "auto", steps_by_renyi),
         (constant, "auto", steps_by_pld),
         (constant, "exact", steps_by_pld),
-        (scheduled, "exact", steps_by_pld),
+        (falling, "exact", steps_by_pld),
     ],
 )
 def test_the_run_stops_after_exactly_the_last_affordable_step(event_at, accountant, steps_by):
@@ -120,7 +123,8 @@ def test_the_run_stops_after_exactly_the_last_affordable_step(event_at, accounta
 
 def test_exact_lines_report_what_was_spent_tightly_and_from_above():
     # Measured excess 2e-5 at the end of the budget and 5e-4 on the way, where the lines suit less.
-    for q, s, count, length in [(0.01, 1.0, 10, 100), (0.1, 0.6, 3, 100), (1.0, 20.0, 1, 100)]:
+    length = 100
+    for q, s, count in [(0.01, 1.0, 10), (0.1, 0.6, 3), (1.0, 20.0, 1)]:
         run = acc.PoissonSampled(q, acc.Gaussian(s)) * count
         delta = 1e-5
         target = acc.epsilon(run * length, delta)
@@ -403,7 +407,9 @@ def test_privacy_spent_is_an_upper_bound_close_to_the_host_accountant():
     for steps in (1, 100, 1000, 4000):
         state = tx.init(PARAMS)
         one_step = np.asarray(acc.rdp(event, np.asarray(state.orders, np.float64)))
-        state = state._replace(step=jnp.int32(steps), spent=state.spent._replace(rdp=steps * one_step))
+        state = state._replace(
+            step=jnp.int32(steps), spent=state.spent._replace(rdp=steps * one_step)
+        )
         for delta in (1e-5, 1e-8):
             spent = float(jax.jit(lambda s, d=delta: jaxdp.privacy_spent(s, delta=d))(state))
             host = acc.epsilon(event * steps, delta=delta, accountant="rdp")

@@ -59,7 +59,7 @@ def applies(steps: composition.Steps) -> bool:
     return all(rows is None for rows in others)
 
 
-def _run_of(steps: composition.Steps, dtype: Any) -> Run:
+def run_of(steps: composition.Steps, dtype: Any) -> Run:
     none = jnp.zeros((0,), dtype)
     q, s, count = steps.sampled_gaussian or (none, none, none)
     mu_squared = jnp.zeros((), dtype) if steps.gaussian is None else steps.gaussian
@@ -324,7 +324,7 @@ def _epsilon_bounds_jvp(primals, tangents):
     slope = jnp.where(known, found.slope, 1.0)
     moved = (_along(gradient, tangents[0]) - tangents[1]) / slope
     _, fallback = jax.jvp(lambda *args: _renyi_epsilon(*args)[0], primals, tangents)
-    moved = jnp.where(known, moved, fallback)
+    moved = jnp.where(known & jnp.isfinite(moved), moved, fallback)
     moved = jnp.where(solved.bounds.upper > 0.0, moved, 0.0)
     return solved.bounds, Bounds(moved, moved)
 
@@ -346,7 +346,7 @@ def epsilon_bounds(steps: composition.Steps, log_delta: jax.Array) -> Bounds:
     Returns:
       Bounds on epsilon: 0 <= lower <= truth <= upper <= what Renyi DP gives.
     """
-    return _epsilon_bounds(_run_of(steps, log_delta.dtype), log_delta)
+    return _epsilon_bounds(run_of(steps, log_delta.dtype), log_delta)
 
 
 class _Evaluated(NamedTuple):
@@ -434,7 +434,7 @@ def _log_delta_bounds_jvp(primals, tangents):
     value = jnp.where(known, found.value, 1.0)
     moved = (_along(gradient, tangents[0]) - found.slope * tangents[1]) / value
     _, fallback = jax.jvp(lambda *args: _renyi_log_delta(*args)[0], primals, tangents)
-    moved = jnp.where(known, moved, fallback)
+    moved = jnp.where(known & jnp.isfinite(moved), moved, fallback)
     moved = jnp.where(bounds.upper > -jnp.inf, moved, 0.0)
     return bounds, Bounds(moved, moved)
 
@@ -449,4 +449,4 @@ def log_delta_bounds(steps: composition.Steps, epsilon: jax.Array) -> Bounds:
     Returns:
       Bounds on log delta: lower <= truth <= upper <= what Renyi DP gives, upper <= 0.
     """
-    return _log_delta_bounds(_run_of(steps, epsilon.dtype), epsilon)
+    return _log_delta_bounds(run_of(steps, epsilon.dtype), epsilon)

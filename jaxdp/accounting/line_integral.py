@@ -35,7 +35,7 @@ import numpy as np
 from jaxdp.accounting import complex_functions, complex_moment, complex_norm, contour, saddle
 from jaxdp.accounting.saddle import Line, Run
 
-_CHUNK = 64  # nodes of the line in one go
+CHUNK = 64  # nodes of the line in one go
 
 
 class Integral(NamedTuple):
@@ -196,10 +196,10 @@ def _component(line: Line, y: jax.Array, beyond: jax.Array, row: Any, remove) ->
     )
 
 
-def _chunk(run: Run, line: Line, index: jax.Array, remove) -> tuple[Any, ...]:
+def chunk(run: Run, line: Line, index: jax.Array, remove) -> tuple[Any, ...]:
     """The moment of the whole run on one chunk of nodes."""
     dtype = line.c.dtype
-    grid = (index * _CHUNK + jnp.arange(_CHUNK)).astype(dtype)
+    grid = (index * CHUNK + jnp.arange(CHUNK)).astype(dtype)
     y = line.spacing * grid
     beyond = y[-1] + line.spacing
     x = jax.lax.complex(jnp.broadcast_to(line.c, y.shape), y)
@@ -225,7 +225,7 @@ def _chunk(run: Run, line: Line, index: jax.Array, remove) -> tuple[Any, ...]:
     return x, weight / (x * (1.0 + x)), total, beyond
 
 
-def _growth(log_size: jax.Array, exponent_error: jax.Array) -> jax.Array:
+def growth(log_size: jax.Array, exponent_error: jax.Array) -> jax.Array:
     """By how much a term is off at most, given a bound on the error of its log."""
     small = exponent_error < 1.0
     near = jnp.exp(log_size) * jnp.expm1(jnp.where(small, exponent_error, 0.0))
@@ -252,20 +252,20 @@ def integrate(
 
     def add_chunk(carry):
         index, sums, _, top = carry
-        x, weight, total, beyond = _chunk(run, line, index, remove)
+        x, weight, total, beyond = chunk(run, line, index, remove)
         term = jnp.exp(total.log_moment - x * epsilon - scale) * weight
         rounding = ulp * (16.0 + jnp.abs(total.log_moment) + jnp.abs(x) * epsilon)
         log_size = (total.log_moment - x * epsilon).real - scale
         share = jnp.abs(weight)
-        error = share * _growth(log_size, total.error + rounding)
+        error = share * growth(log_size, total.error + rounding)
         size = jnp.abs(term)
         if cut:
             # e^(A + G) - e^A, whose error is bounded in either form.
             rounding = rounding + 8.0 * ulp * jnp.abs(total.gap)
             factor = complex_functions.expm1(total.gap)
             log_upper = log_size + total.gap.real
-            upper_off = _growth(log_upper, total.upper_error + rounding)
-            gap_off = _growth(log_upper, total.gap_error + 8.0 * ulp * jnp.abs(total.gap))
+            upper_off = growth(log_upper, total.upper_error + rounding)
+            gap_off = growth(log_upper, total.gap_error + 8.0 * ulp * jnp.abs(total.gap))
             known = total.error + rounding < 1e-3
             product = jnp.abs(factor) * error + 1.01 * share * gap_off
             product = jnp.where(known, product, jnp.inf)
@@ -301,7 +301,7 @@ def integrate(
     index, sums, tail, _ = jax.lax.while_loop(unfinished, add_chunk, start)
     value, error, slope, slope_error, bend, most_bend = sums
     # Norms fall at least as fast as 1 / y^2 where they are negligible at all.
-    far = line.spacing * _CHUNK * index.astype(dtype)
+    far = line.spacing * CHUNK * index.astype(dtype)
     slope_error = slope_error + 4.0 * tail * (line.c + far)
     return Integral(value, error + tail, slope, slope_error, bend, most_bend, scale, index)
 
@@ -313,7 +313,7 @@ def gradient(
     scale = line.log_moment - line.c * epsilon
 
     def add_chunk(index, sums):
-        x, weight, total, _ = _chunk(run, line, index, remove)
+        x, weight, total, _ = chunk(run, line, index, remove)
         low = jnp.exp(total.log_moment - x * epsilon - scale) * weight
         # For e^(A + G) - e^A: the derivative in A, and that in G.
         by_gap = jnp.where(line.between, low * jnp.exp(total.gap), 0.0)

@@ -7,8 +7,8 @@ r"""The exact accountant step by step: log-moments on fixed lines, added up insi
 
 what is added being non-negative; log M is the sum of the steps' log-moments. So lines that are
 fixed before the run bound delta at every epsilon and after every step: a line that suits badly is
-loose, not wrong, and the least of several counts. Bounds on the errors of the log-moments, and on how far
-|M| falls beyond the last node, add up likewise. Those of both directions are kept.
+loose, not wrong, and the least of several counts. Bounds on the errors of the log-moments, and on
+how far |M| falls beyond the last node, add up likewise. Those of both directions are kept.
 
 Rounding: the nodes hold few bits and are exact. A sum kept as a pair is off by 2 ulps of itself and
 n ulps^2 of the sum of sizes for n steps, which for n below 1 / ulp is one ulp of each step's size:
@@ -32,7 +32,7 @@ from jaxdp.accounting.events import Event
 from jaxdp.accounting.saddle import Line
 
 _ALIAS = 14.0  # log of what the rule adds to the left of epsilon, under delta
-_NODES = line_integral._CHUNK
+_NODES = line_integral.CHUNK
 
 
 class Lines(NamedTuple):
@@ -75,14 +75,14 @@ def lines_for(target_epsilon: float, delta: float) -> Lines:
 
 def _moments(steps: composition.Steps, lines: Lines) -> Moments:
     dtype = lines.c.dtype
-    run = exact._run_of(steps, dtype)
+    run = exact.run_of(steps, dtype)
     # Rows that do nothing get so much noise that nothing overflows, whatever the orders.
     run = run._replace(s=jnp.where(run.count == 0.0, 1.0 + jnp.max(lines.c), run.s))
     none, zero = jnp.zeros((0,), dtype), jnp.zeros((), dtype)
 
     def on(remove, c, spacing):
         line = Line(c, spacing, none, jnp.zeros((), bool), zero)
-        _, _, total, _ = line_integral._chunk(run, line, jnp.zeros((), jnp.int32), remove)
+        _, _, total, _ = line_integral.chunk(run, line, jnp.zeros((), jnp.int32), remove)
         return Moments(total.log_moment.real, total.log_moment.imag, total.error, total.decay)
 
     def of(remove):
@@ -126,7 +126,7 @@ def _on_line(spent: Moments, line: Lines, epsilon: jax.Array) -> jax.Array:
     scale = spent.real[0] - line.c * epsilon
     exponent = log_moment - x * epsilon - scale
     rounding = ulp * (16.0 + 2.0 * jnp.abs(log_moment) + jnp.abs(x) * epsilon)
-    off = line_integral._growth(exponent.real, 1.001 * spent.error + rounding)
+    off = line_integral.growth(exponent.real, 1.001 * spent.error + rounding)
     value = jnp.sum((jnp.exp(exponent) * share).real)
     error = jnp.sum(off * jnp.abs(share))
     beyond = _NODES * line.spacing

@@ -59,6 +59,10 @@ in_float32 = jax.jit(bounds_and_slopes)
 FLOAT32_EXCESS = {"S27": 2e-5}
 
 
+def by_float32(*numbers):
+    return in_float32(*(jnp.float32(number) for number in numbers))
+
+
 @pytest.mark.parametrize("row", SAMPLED, ids=[row["id"] for row in SAMPLED])
 def test_the_reference_lies_in_the_bracket_and_the_bracket_is_tight(row):
     numbers, delta, truth, known_to = numbers_of(row)

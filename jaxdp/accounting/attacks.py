@@ -10,7 +10,7 @@ from jaxdp.accounting.events import Event
 def _profile(event: Event):
     if _validate.is_traced(event):
         _validate.refuse("event", event, "an event of numbers, not of traced values")
-    return lambda epsilon: guarantee.log_delta(event, epsilon)
+    return guarantee.profile(event)
 
 
 def type_ii_error(event: Event, type_i_error: Any) -> Any:

@@ -102,7 +102,7 @@ class _Pieces(NamedTuple):
 def _delta(side: _Side, epsilon, log_delta, split) -> tuple[_Delta, _Pieces]:
     """delta(epsilon) / exp(log_delta), which should be about 1."""
     run, table, remove = side
-    good = 1e-9 if epsilon.dtype == jnp.float64 else 3e-5
+    good = 2e-8 if epsilon.dtype == jnp.float64 else 5e-5
     plan = saddle.plan(table, epsilon, log_delta, remove)
     as_it_is = ~(split & plan.can_split)
     most = jnp.where(plan.can_split, _FIRST_CHUNKS, _MOST_CHUNKS)
@@ -215,7 +215,9 @@ def _solve(side: _Side, start, floor, ceiling, log_delta, needed) -> tuple[Bound
     last = jax.lax.while_loop(proceed, again, begin)
     down, up = _moves(last.found)
     ulp = 4.0 * float(jnp.finfo(dtype).eps)
-    upper, lower = (last.epsilon + up) * (1.0 + ulp), (last.epsilon + down) * (1.0 - ulp)
+    # Where no move is needed delta is met at this very number.
+    upper = jnp.where(up == 0.0, last.epsilon, (last.epsilon + up) * (1.0 + ulp))
+    lower = (last.epsilon + down) * (1.0 - ulp)
     upper = jnp.where(jnp.isfinite(upper), jnp.clip(upper, floor, ceiling), ceiling)
     lower = jnp.where(jnp.isfinite(lower), jnp.clip(lower, 0.0, upper), 0.0)
     return Bounds(lower, upper), last

@@ -1,6 +1,7 @@
 """The (epsilon, delta) guarantee of a run of events, under the accountant that is asked for."""
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -153,14 +154,14 @@ def _exact_epsilon_bounds(steps: Steps, log_delta: Any) -> Bounds:
     return Bounds(max(bounds.lower, lower), min(bounds.upper, upper))
 
 
-def _exact_log_delta_bounds(steps: Steps, epsilon: Any) -> Bounds:
+def _exact_log_delta_bounds(steps: Steps, epsilon: Any, *, narrow: bool = True) -> Bounds:
     if _only_gaussians(steps):
         log_delta = _precision.evaluate(_gaussian_log_delta, _mu_squared(steps), epsilon)
         # Gaussian profiles are rounded by a few ulps of log delta.
         below = log_delta - 2.0 * _margin(log_delta) * (1.0 + abs(log_delta))
         return Bounds(below, log_delta)
     bounds = _precision.evaluate(exact.log_delta_bounds, _padded(steps), epsilon)
-    if _validate.is_traced(bounds) or bounds.upper - bounds.lower <= _WIDE:
+    if _validate.is_traced(bounds) or not narrow or bounds.upper - bounds.lower <= _WIDE:
         return bounds
     lower, upper = pld.log_delta_bounds(steps, epsilon)
     return Bounds(max(bounds.lower, lower), min(bounds.upper, upper))
@@ -354,6 +355,14 @@ def log_delta(
     if accountant == "pld":
         return pld.log_delta_bounds(steps, epsilon)[1]
     return _precision.evaluate(_rdp_log_delta, steps, epsilon)
+
+
+def profile(event: Event) -> Callable[[float], float]:
+    """A run's log delta as a function of epsilon, for many calls: without the second route."""
+    steps = _steps_of(event, None)
+    if exact.applies(steps):
+        return lambda epsilon: _exact_log_delta_bounds(steps, epsilon, narrow=False).upper
+    return lambda epsilon: pld.log_delta_bounds(steps, epsilon)[1]
 
 
 def delta(

@@ -56,12 +56,17 @@ def _spoilt(exponent: jax.Array, log_below: jax.Array) -> jax.Array:
     """
     dtype = exponent.dtype
     highest, negligible = overflow(dtype), -45.0 if dtype == jnp.float64 else -20.0
-    found = jnp.zeros((exponent.shape[0], log_below.shape[1]), bool)
-    for level, following in itertools.pairwise(_LEVELS):
-        much = (exponent > level * highest).astype(dtype)
-        counts = (log_below > -following * highest + negligible).astype(dtype)
-        found = found | (much @ counts > 0.0)
-    return found
+    none = jnp.zeros((exponent.shape[0], log_below.shape[1]), bool)
+
+    def by_level():
+        found = none
+        for level, following in itertools.pairwise(_LEVELS):
+            much = (exponent > level * highest).astype(dtype)
+            counts = (log_below > -following * highest + negligible).astype(dtype)
+            found = found | (much @ counts > 0.0)
+        return found
+
+    return jax.lax.cond(jnp.any(exponent > highest), by_level, lambda: none)
 
 
 def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array) -> Moments:

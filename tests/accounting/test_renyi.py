@@ -44,7 +44,7 @@ def test_a_million_steps_are_a_count_times_one_value_in_float32():
 
 def test_thousands_of_different_steps_add_up_in_float32():
     scales = np.linspace(5.0, 50.0, 4_000)
-    many = composition.Steps(None, (scales, np.ones(4_000)), None, None)
+    many = composition.Steps(None, (scales, np.ones(4_000)), *[None] * 6)
 
     def total(steps):
         return composition.log_moment_of(jax.tree.map(jnp.asarray, steps), jnp.ones(1))

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from jaxdp import _validate
 from jaxdp.accounting import guarantee, trade_off
 from jaxdp.accounting.events import Event
@@ -43,6 +45,8 @@ def type_ii_error(event: Event, type_i_error: Any) -> Any:
     References:
       Wasserman and Zhou 2010, arXiv:0811.2501; Dong, Roth and Su 2022, arXiv:1905.02383.
     """
+    for number in () if _validate.is_traced(type_i_error) else np.ravel(type_i_error).tolist():
+        _validate.probability("type_i_error", number)
     return trade_off.type_ii_error(type_i_error, _profile(event))
 
 

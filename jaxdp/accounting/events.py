@@ -317,7 +317,7 @@ class Schedule(Event):
       >>> from jaxdp import accounting as acc
       >>> run = acc.Schedule(0.01, 0.999 ** np.arange(300))
       >>> round(acc.epsilon(run, delta=1e-5, accountant="rdp"), 4)
-      2.5868
+      2.5866
     """
 
     sampling_probabilities: Any

@@ -89,7 +89,9 @@ def contour(
         # What lies above the first cut may be beyond all that the whole law puts weight on.
         begin = (log_cut[0] - jnp.log(q) + 3.0) / sd + 0.5 * sd
         right = jnp.maximum(right, jnp.where(jnp.isfinite(begin), begin, 0.0) + reach)
-        right = jnp.minimum(right, jnp.maximum(last, sd + reach))
+        # On a shifted contour the weight below a cut falls late, and what it multiplies grows until
+        # then: all of it is kept.
+        right = jnp.where(last < jnp.inf, jnp.maximum(last, sd + reach), right)
     # The partition leaves less room for shifts, so that the rule needs finer steps.
     finest = (0.1 if fine else 0.2) if double else (0.15 if fine else 0.25)
     mantissa, exponent = jnp.frexp(jnp.minimum(0.5 if double else 0.6, finest / sd))

@@ -23,7 +23,7 @@ from jaxdp.accounting.saddle import Run, Table
 
 _MOST_STEPS = 8
 # Chunks of nodes: for a law as it is where it could be split, where it could not, for a part.
-_FIRST_CHUNKS, _MOST_CHUNKS, _PART_CHUNKS = 8, 64, 96
+_FIRST_CHUNKS, _MOST_CHUNKS, _PART_CHUNKS = 64, 96, 96
 
 
 class Bounds(NamedTuple):

@@ -23,6 +23,12 @@ def expm1(x: jax.Array) -> jax.Array:
     return jnp.where(small, near + near * near * exp_excess(near), jnp.exp(x) - 1.0)
 
 
+def log(x: jax.Array) -> jax.Array:
+    """log x for complex x; finite at 0, where there is nothing but rounding."""
+    size = jnp.maximum(jnp.abs(x), math.sqrt(float(jnp.finfo(x.real.dtype).tiny)))
+    return jax.lax.complex(jnp.log(size), jnp.arctan2(x.imag, x.real))
+
+
 def log1p(x: jax.Array) -> jax.Array:
     """log(1 + x) for complex x, to full accuracy where x is small."""
     real, imaginary = x.real, x.imag

@@ -153,7 +153,7 @@ def _logs(nodes, line: Line, y, choice: _Choice) -> tuple[jax.Array, jax.Array, 
     found = complex_moment.moments(nodes, orders, choice.shift, scale)
     unit = jnp.exp(-choice.scale)
     small = found.small[:, 0] if line.cut.size > 0 else found.excess
-    scaled = choice.scale + complex_functions.log1p(unit + small - 1.0)
+    scaled = choice.scale + complex_functions.log(unit + small)
     log_moment = jnp.where(choice.scale > 0.0, scaled, complex_functions.log1p(small))
     if line.cut.size == 0:
         return log_moment, jnp.zeros_like(log_moment), found

@@ -101,7 +101,11 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
             small, weight * (near * near * exp_excess(near)), full - weight * (1.0 + x)
         )
         # In ulps: a loss is off by two of itself and by what its z is, a weight by its exponent.
-        z_off = slope * (jnp.abs(log_jump - jnp.log(line.q)) + line.sd * line.sd)
+        # Three operations and the rounded deviation make z, and log q is added where u is large;
+        # twice that, since sums round, too.
+        log_q = jnp.log(line.q)
+        z_off = 4.0 * jnp.abs(log_jump - log_q) + 2.0 * line.sd * line.sd - 2.0 * slope * log_q
+        z_off = slope * z_off
         # 1 + u is next to 1 - q far to the left, where the digits of u are lost in it.
         log_ratio = jnp.where(line.remove, loss, -loss)
         loss_off = 2.0 * (jnp.abs(loss) + jnp.abs(1.0 - jnp.exp(-log_ratio))) + z_off

@@ -123,9 +123,10 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     log_step = jnp.where(step > 1.0, step, 0.0) + jnp.log(
         jnp.where(step > 1.0, -jnp.expm1(-step), jnp.expm1(jnp.minimum(step, 1.0)))
     )
-    between = jnp.where(jnp.isfinite(log_step), small + log_step, jnp.inf)
-    # Nothing at all between two cuts is no part of delta.
-    between = jnp.where(step == 0.0, -jnp.inf, between)
+    # What underflows is not nothing: below the least number it may be anything.
+    least = math.log(float(jnp.finfo(dtype).tiny)) + 10.0 + jnp.log1p(jnp.sum(run.count))
+    log_step = jnp.where(jnp.isnan(log_step), jnp.inf, jnp.maximum(log_step, least))
+    between = jnp.where(jnp.isfinite(small + log_step), small + log_step, jnp.inf)
     last = jnp.where(summed, between[:, -1], jnp.inf)
     between = between.at[:, -1].set(last)
     return Table(cs, cuts, whole[:-1], small[:-1], between[:-1], between[-1])

@@ -1,4 +1,4 @@
-"""Strictness that every test runs under, and eight virtual devices to run on."""
+"""How JAX runs in every test: strictly, on eight virtual devices, compiling a program once."""
 
 import os
 
@@ -11,3 +11,12 @@ import jax
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
+
+
+def pytest_configure(config):
+    """Keeps programs that take long to compile for the other workers and for the next run."""
+    cache = getattr(config, "cache", None)
+    if cache is not None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("jax-programs")))
+    # A worker may find what another one has half written: then it compiles the program itself.
+    config.addinivalue_line("filterwarnings", "ignore:.*persistent compilation cache")

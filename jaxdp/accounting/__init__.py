@@ -13,12 +13,8 @@ from jaxdp.accounting.events import DiscreteGaussian as DiscreteGaussian
 from jaxdp.accounting.events import Event as Event
 from jaxdp.accounting.events import Gaussian as Gaussian
 from jaxdp.accounting.events import Laplace as Laplace
-from jaxdp.accounting.events import PoissonSampled as PoissonSampled
 from jaxdp.accounting.events import RandomizedResponse as RandomizedResponse
 from jaxdp.accounting.events import Repeated as Repeated
-from jaxdp.accounting.events import SampledWithoutReplacement as SampledWithoutReplacement
-from jaxdp.accounting.events import Schedule as Schedule
-from jaxdp.accounting.events import TruncatedPoissonSampled as TruncatedPoissonSampled
 from jaxdp.accounting.exact import Bounds as Bounds
 from jaxdp.accounting.gdp import clt_epsilon as clt_epsilon
 from jaxdp.accounting.guarantee import delta as delta
@@ -29,3 +25,7 @@ from jaxdp.accounting.guarantee import rdp_epsilon as rdp_epsilon
 from jaxdp.accounting.interchange import from_dp_accounting as from_dp_accounting
 from jaxdp.accounting.interchange import to_dp_accounting as to_dp_accounting
 from jaxdp.accounting.renyi import rdp as rdp
+from jaxdp.accounting.sampled_events import PoissonSampled as PoissonSampled
+from jaxdp.accounting.sampled_events import SampledWithoutReplacement as SampledWithoutReplacement
+from jaxdp.accounting.sampled_events import Schedule as Schedule
+from jaxdp.accounting.sampled_events import TruncatedPoissonSampled as TruncatedPoissonSampled

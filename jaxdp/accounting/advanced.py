@@ -97,9 +97,7 @@ def advanced_kov(epsilons: Any, counts: Any, log_slack: Any) -> float:
     :math:`m + \sqrt{2 S \log(e + \sqrt{S} / \delta')}`.
 
     Args:
-      epsilons: The epsilon of each distinct step, shape [n] or a scalar, >= 0.
-      counts: How often each is taken, of the same shape.
-      log_slack: Logarithm of the slack delta', < 0.
+      epsilons, counts, log_slack: As for ``advanced_drv``.
 
     Returns:
       Epsilon, rounded up.
@@ -169,9 +167,7 @@ def epsilon(steps: Steps, log_delta: Any) -> float:
     Raises:
       ValueError: if a number is traced, or a step's own guarantee is not known.
     """
-    log_delta = host.numbers_only("advanced", steps, log_delta)
-    if not applies(steps):
-        host.refuse_run("advanced", single_step.ALLOWED)
+    log_delta = host.checked_log_delta("advanced", steps, log_delta, applies, single_step.ALLOWED)
     releases = single_step.releases_of(steps)
     counts = np.concatenate([releases.pure_counts, releases.gaussian_counts])
     return best_split(

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.accounting.complex_functions import exp_excess
-from jaxdp.accounting.contour import Contour, log_weight_below, nodes_at, partition
+from jaxdp.accounting.contour import Contour, log_weight_below, log_x, nodes_at, partition
 
 _LEVELS = (1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 10.0, 20.0, math.inf)  # of overflow
 
@@ -88,11 +88,12 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
         size = jnp.abs(x)
         small = size < 0.5
         exponent = x + log_weight[None, :] - scale[:, None]
-        above, below, between = partition(log_jump, line.log_cut)
+        excess = log_x(line, log_jump)
+        above, below, between = partition(excess)
         # Exponents are held below an overflow, so that nothing becomes infinity times a weight of
         # 0; a sum in which that matters is spoilt.
         held = jnp.minimum(exponent.real, highest)
-        log_below = log_weight_below(log_jump, line.log_cut, below)
+        log_below = log_weight_below(excess, below)
         spoilt = _spoilt(exponent.real, log_below)
         full = jnp.exp(jax.lax.complex(held, exponent.imag))
         weight = jnp.exp(log_weight[None, :] - scale[:, None])
@@ -101,15 +102,15 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
             small, weight * (near * near * exp_excess(near)), full - weight * (1.0 + x)
         )
         # In ulps: a loss is off by two of itself and by what its z is, a weight by its exponent.
-        # Three operations and the rounded deviation make z, and log q is added where u is large;
-        # twice that, since sums round, too.
+        # The deviation is rounded, and so are two operations on it: that moves z = sd (t - sd / 2)
+        # by 1.5 |z| + 0.75 sd^2; log q is added where u is large.
         log_q = jnp.log(line.q)
-        z_off = 4.0 * jnp.abs(log_jump - log_q) + 2.0 * line.sd * line.sd - 2.0 * slope * log_q
+        z_off = 2.0 * jnp.abs(log_jump - log_q) + line.sd * line.sd - 2.0 * slope * log_q
         z_off = slope * z_off
         # 1 + u is next to 1 - q far to the left, where the digits of u are lost in it.
         log_ratio = jnp.where(line.remove, loss, -loss)
         loss_off = 2.0 * (jnp.abs(loss) + jnp.abs(1.0 - jnp.exp(-log_ratio))) + z_off
-        weight_off = (jnp.abs(log_weight) + 8.0)[None, :]
+        weight_off = (jnp.abs(log_weight) + 6.0)[None, :]
         x_off = jnp.abs(orders)[:, None] * loss_off[None, :]
         heavy, light = jnp.abs(full), jnp.abs(weight)
         rough = heavy * (x_off + weight_off) + light * ((1.0 + size) * weight_off + x_off)
@@ -128,9 +129,11 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
         )
         added = [jnp.sum(terms, axis=1), jnp.sum(mean), jnp.sum(error, axis=1), jnp.sum(mean_off)]
         added.append(terms @ below)
-        added.append(error @ jnp.abs(below))
+        # Weights are off where they change from 0 to 1, which counts since the parts have to fit.
+        split_off = 64.0 * line.sharpness
+        added.append(error @ jnp.abs(below) + (split_off * jnp.abs(terms)) @ jnp.abs(below * above))
         added.append(full @ between)
-        added.append((heavy * (x_off + weight_off + 64.0)) @ jnp.abs(between))
+        added.append((heavy * (x_off + weight_off + split_off)) @ jnp.abs(between))
         added.append(own @ above)
         added.append((own * loss) @ above)
         added.append(jnp.where(spoilt, jnp.nan, 0.0))
@@ -158,7 +161,7 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
         sums[0] + mean + sums[10][:, -1],
         ulp * (sums[2] + rough),
         sums[4] + mean[:, None] - gone + bad,
-        ulp * (sums[5] + rough[:, None] + 64.0 * size * shrink[:, None]),
+        ulp * (sums[5] + rough[:, None] + 64.0 * line.sharpness * size * shrink[:, None]),
         sums[6] + bad_upper,
         ulp * sums[7],
     )
@@ -179,9 +182,10 @@ def real_moments(line: Contour, orders: jax.Array) -> RealMoments:
         log_weight, loss = nodes.log_weight.real, nodes.loss.real
         x = orders[:, None] * loss[None, :]
         exponent = x + log_weight[None, :]
-        parts = partition(nodes.log_jump, line.log_cut)
+        excess = log_x(line, nodes.log_jump)
+        parts = partition(excess)
         above, below, between = (part.real for part in parts)
-        log_below = log_weight_below(nodes.log_jump, line.log_cut, parts[1])
+        log_below = log_weight_below(excess, parts[1])
         spoilt = _spoilt(exponent, log_below)
         full = jnp.exp(jnp.minimum(exponent, highest))
         own = jnp.exp(log_weight)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp.accounting.contour import Contour, nodes_at, partition
+from jaxdp.accounting.contour import Contour, log_x, nodes_at, partition
 
 _EVERY = 4  # norms are right to a few per cent on every fourth node
 
@@ -60,7 +60,7 @@ def log_norms(
             between = jnp.full_like(exponent, -jnp.inf)
             upper = lower = exponent
             if line.log_cut.size > 0:
-                weights = partition(log_jump, line.log_cut)
+                weights = partition(log_x(line, log_jump))
                 above, below, inside = (jnp.log(jnp.abs(weight)).T for weight in weights)
                 taken = log_weight.real + jnp.log1p(size) + above[0]
                 excess = jnp.logaddexp(excess + below[:1], taken[None, :])
@@ -89,7 +89,7 @@ def log_decay(line: Contour, c: jax.Array, y: jax.Array, log_norm: jax.Array) ->
     cut = line.log_cut.size > 0
 
     def log_below(log_jump):
-        return jnp.log(jnp.abs(partition(log_jump, line.log_cut)[1][:, 0])) if cut else 0.0
+        return jnp.log(jnp.abs(partition(log_x(line, log_jump))[1][:, 0])) if cut else 0.0
 
     def base(index):
         nodes = nodes_at(line, index, zero)

@@ -15,9 +15,11 @@ from jaxdp.accounting.events import (
     Event,
     Gaussian,
     Laplace,
-    PoissonSampled,
     RandomizedResponse,
     Repeated,
+)
+from jaxdp.accounting.sampled_events import (
+    PoissonSampled,
     SampledWithoutReplacement,
     Schedule,
     TruncatedPoissonSampled,

@@ -13,7 +13,9 @@ example has the loss L = log(1 + u) under P, adding it L = -log(1 + u) under Q.
 and the normal density grows by exp(theta^2 / (2 v)).
 
 *Big jumps.* The law may be split at a cut by the weight :math:`\chi(z) = (1 - e^{-x})^{16}`,
-x = q e^z / cut: entire in z, in [0, 1] on the real line, next to 0 below the cut and to 1 above.
+:math:`x = (q e^z / cut)^p`: entire in z, in [0, 1] on the real line, next to 0 below the cut and to
+1 above. The *sharpness* p >= 1 grows as the law of z gets narrow, so that what is above the cut
+stays out at orders far above 1 / cut, too.
 """
 
 import math
@@ -34,6 +36,8 @@ _SQUARINGS = 4  # the partition's power is 2^4
 # beyond pi / 2 the partition would grow.
 SHIFTS = np.arange(-6, 8)
 _STEP_ANGLE, _STEP_DEVIATIONS = 0.2, 1.0
+# The partition is as sharp as seven deviations of z leave room for.
+_SHARPNESS = 0.15
 
 
 class Contour(NamedTuple):
@@ -49,6 +53,7 @@ class Contour(NamedTuple):
     spacing: Any  # a few bits
     chunks: Any  # int32 scalar, number of chunks of nodes
     log_cut: Any  # logs of ascending cuts on q e^z [k], k = 0 for none
+    sharpness: Any  # of the partition at the cuts, >= 1
     remove: Any  # bool scalar, the direction
 
 
@@ -77,6 +82,8 @@ def contour(
     """
     double = s.dtype == jnp.float64
     sd = 1.0 / s
+    sharp = sharpness(s)
+    far = FAR / sharp
     reach = 9.5 if double else 6.5
     turn = (jnp.log1p(-q) - jnp.log(q)) / sd + 0.5 * sd
     floor = jnp.minimum(0.0, turn - (jnp.log1p(sd * sd * most) + 2.0) / sd)
@@ -85,9 +92,9 @@ def contour(
     if until is not None:
         # Jumps beyond e^9 times the last cut have no weight, but the means that are taken off
         # need all of z under P and under Q.
-        last = (until - jnp.log(q) + FAR) / sd + 0.5 * sd
+        last = (until - jnp.log(q) + far) / sd + 0.5 * sd
         # What lies above the first cut may be beyond all that the whole law puts weight on.
-        begin = (log_cut[0] - jnp.log(q) + 3.0) / sd + 0.5 * sd
+        begin = (log_cut[0] - jnp.log(q) + far / 3.0) / sd + 0.5 * sd
         right = jnp.maximum(right, jnp.where(jnp.isfinite(begin), begin, 0.0) + reach)
         # On a shifted contour the weight below a cut falls late, and what it multiplies grows until
         # then: all of it is kept.
@@ -101,18 +108,30 @@ def contour(
     # Nothing is cut off silently: where the nodes do not suffice the sums are NaN.
     enough = chunks <= _MOST_CHUNKS
     if until is not None:
-        # On every contour in use |e^-x| is below exp(-0.16 e^9) there.
-        gain = (1.0 + most) * jnp.log1p(jnp.exp(jnp.minimum(until + FAR, 80.0)))
-        enough = enough & ((gain <= 0.1 * math.exp(FAR)) | (until == jnp.inf))
+        enough = enough & is_covered(until, most, sharp)
     first = jnp.where(enough, first, jnp.nan)
     chunks = jnp.where(chunks <= _MOST_CHUNKS, jnp.maximum(chunks, 1.0), 1.0)
     first, spacing, log_cut = jax.lax.stop_gradient((first, spacing, log_cut))
-    return Contour(q, sd, first, spacing, chunks.astype(jnp.int32), log_cut, remove)
+    return Contour(q, sd, first, spacing, chunks.astype(jnp.int32), log_cut, sharp, remove)
+
+
+def sharpness(s: jax.Array) -> jax.Array:
+    """The partition's power p for a noise multiplier."""
+    return jax.lax.stop_gradient(jnp.maximum(_SHARPNESS * s, 1.0))
+
+
+def is_covered(log_cut: jax.Array, order: jax.Array, sharp: jax.Array) -> jax.Array:
+    """Whether the weight below a cut is negligible where x is e^9, on all contours in use.
+
+    There |e^-x| is below exp(-0.16 e^9); |1 + u| raised to the order must not make up for it.
+    """
+    gain = (1.0 + order) * jnp.log1p(jnp.exp(jnp.minimum(log_cut + FAR / sharp, 80.0)))
+    return (gain <= 0.1 * math.exp(FAR)) | (log_cut == jnp.inf)
 
 
 def shift_step(line: Contour) -> jax.Array:
     """The unit of SHIFTS, in standard deviations of z."""
-    return jnp.minimum(_STEP_ANGLE / line.sd, _STEP_DEVIATIONS)
+    return jnp.minimum(_STEP_ANGLE / (line.sharpness * line.sd), _STEP_DEVIATIONS)
 
 
 def end_of(line: Contour) -> jax.Array:
@@ -151,12 +170,19 @@ def nodes_at(line: Contour, index: Any, shift: jax.Array) -> Nodes:
     )
 
 
-def partition(log_jump: jax.Array, log_cut: jax.Array) -> tuple[jax.Array, ...]:
+def log_x(line: Contour, log_jump: jax.Array) -> jax.Array:
+    """How far jumps are above each cut, as the partition sees it [nodes, k]."""
+    # Part by part: a product of complex numbers would make a NaN of an infinite cut.
+    above = line.sharpness * (log_jump.real[:, None] - line.log_cut[None, :])
+    angle = line.sharpness * log_jump.imag[:, None]
+    return jax.lax.complex(above, jnp.broadcast_to(angle, above.shape))
+
+
+def partition(log_x: jax.Array) -> tuple[jax.Array, ...]:
     """Weights of jumps above each cut, below it, and between it and the next, all [nodes, k].
 
     The cuts ascend; beyond the last one there is none, which an infinite cut amounts to.
     """
-    log_x = log_jump[:, None] - log_cut[None, :]
     # Far beyond a cut chi is 1 to more digits than are kept, and e^x must not overflow.
     far = log_x.real > FAR
     x = jnp.exp(jnp.where(far, 0.0, log_x))
@@ -173,12 +199,11 @@ def partition(log_jump: jax.Array, log_cut: jax.Array) -> tuple[jax.Array, ...]:
     return above, below, jnp.where(large | far, next_below - below, above - next_above)
 
 
-def log_weight_below(log_jump: jax.Array, log_cut: jax.Array, below: jax.Array) -> jax.Array:
+def log_weight_below(log_x: jax.Array, below: jax.Array) -> jax.Array:
     """log |1 - chi| for each cut and, as 0, for none at all [nodes, k + 1]; also far beyond it."""
-    log_x = (log_jump[:, None] - log_cut[None, :]).real
-    x = jnp.exp(jnp.minimum(log_x, FAR))
-    cosine = jnp.cos(log_jump.imag)[:, None]
+    x = jnp.exp(jnp.minimum(log_x.real, FAR))
+    cosine = jnp.cos(log_x.imag)
     far = math.log(2.0**_SQUARINGS) - x * cosine
     log_size = jnp.where(x * cosine > 20.0, far, jnp.log(jnp.abs(below)))
-    log_size = jnp.where(log_x > FAR, -jnp.inf, log_size)
+    log_size = jnp.where(log_x.real > FAR, -jnp.inf, log_size)
     return jnp.concatenate([log_size, jnp.zeros((x.shape[0], 1), x.dtype)], axis=1)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxdp.accounting import composition, conversion, line_integral, saddle
 from jaxdp.accounting.saddle import Run, Table
 
-_MOST_STEPS = 8
+_MOST_STEPS, _UNKNOWN_STEPS = 10, 4
 # Chunks of nodes: for a law as it is where it could be split, where it could not, for a part.
 _FIRST_CHUNKS, _MOST_CHUNKS, _PART_CHUNKS = 8, 64, 96
 
@@ -102,10 +102,10 @@ class _Pieces(NamedTuple):
 def _delta(side: _Side, epsilon, log_delta, split) -> tuple[_Delta, _Pieces]:
     """delta(epsilon) / exp(log_delta), which should be about 1."""
     run, table, remove = side
-    good = 2e-8 if epsilon.dtype == jnp.float64 else 5e-5
+    good = 2e-8 if epsilon.dtype == jnp.float64 else 1e-4
     plan = saddle.plan(table, epsilon, log_delta, remove)
     as_it_is = ~(split & plan.can_split)
-    most = jnp.where(plan.can_split, _FIRST_CHUNKS, _MOST_CHUNKS)
+    most = jnp.where(plan.can_split & plan.rather_split, _FIRST_CHUNKS, _MOST_CHUNKS)
     whole = line_integral.integrate(run, epsilon, plan.whole, remove, jnp.where(as_it_is, most, 0))
     whole_sums = _scaled(whole, log_delta)
     again = plan.can_split & ~(as_it_is & (whole_sums[1] <= good * whole_sums[0]))
@@ -122,7 +122,8 @@ def _delta(side: _Side, epsilon, log_delta, split) -> tuple[_Delta, _Pieces]:
 
     pieces, chunks = jax.lax.scan(add, start, (plan.parts, plan.used))
     # Of two certified answers the one that is known better.
-    better = again & (~(pieces[1] > whole_sums[1]) | ~as_it_is)
+    closer = (pieces[1] <= whole_sums[1]) | jnp.isnan(whole_sums[1])
+    better = again & (closer | ~as_it_is)
     value, error, slope, slope_error, bend, most_bend = (
         jnp.where(better, a, b) for a, b in zip(pieces, whole_sums, strict=True)
     )
@@ -201,9 +202,10 @@ def _solve(side: _Side, start, floor, ceiling, log_delta, needed) -> tuple[Bound
         moved = jnp.abs(state.following - state.epsilon) > close * state.epsilon
         unknown = ~(state.found.value > 2.0 * state.found.error)
         at_ends = state.following == state.epsilon
-        # What is not finite twice will not be so further down either.
-        finite = jnp.isfinite(state.found.value) | (state.step < 2)
-        return needed & finite & (state.step < _MOST_STEPS) & (moved | (unknown & ~at_ends))
+        # What is not known by then will hardly be so further down, and takes long.
+        hopeless = unknown & (state.step >= _UNKNOWN_STEPS)
+        going = (state.step < _MOST_STEPS) & ~hopeless
+        return needed & going & (moved | (unknown & ~at_ends))
 
     shapes = jax.eval_shape(evaluate, jnp.int32(0), start, jnp.zeros((), bool))
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

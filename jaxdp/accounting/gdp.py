@@ -18,6 +18,11 @@ from jaxdp.accounting import composition, host
 from jaxdp.accounting.composition import Steps
 from jaxdp.accounting.events import Event
 
+_ALLOWED = (
+    "Gaussian steps without sampling (clt_epsilon has the limit for sampled ones, which is no "
+    "bound)"
+)
+
 
 def applies(steps: Steps) -> bool:
     """Whether the run is one Gaussian in effect."""
@@ -41,13 +46,7 @@ def epsilon(steps: Steps, log_delta: Any) -> float:
     Raises:
       ValueError: if a number is traced, or a step is no Gaussian, or sampled.
     """
-    log_delta = host.numbers_only("gdp", steps, log_delta)
-    if not applies(steps):
-        host.refuse_run(
-            "gdp",
-            "Gaussian steps without sampling (clt_epsilon has the limit for sampled ones, which "
-            "is no bound)",
-        )
+    log_delta = host.checked_log_delta("gdp", steps, log_delta, applies, _ALLOWED)
     mu_squared = 0.0 if steps.gaussian is None else steps.gaussian
     return _precision.evaluate(_epsilon, log_delta, mu_squared)
 

@@ -6,20 +6,21 @@ from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
-from jaxdp import _gaussian_profile, _precision, _validate
+from jaxdp import _precision, _validate
 from jaxdp.accounting import (
     advanced,
     composition,
     conversion,
     events,
     exact,
+    gaussian_runs,
     gdp,
     moments,
     naive,
     optimal,
     pld,
+    renyi_bounds,
     single_step,
     zcdp,
 )
@@ -32,37 +33,11 @@ from jaxdp.accounting.exact import Bounds
 _ONE_BY_ONE: dict[str, ModuleType] = {"naive": naive, "advanced": advanced, "optimal": optimal}
 _AT_ONCE: dict[str, ModuleType] = {"moments": moments, "zcdp": zcdp, "gdp": gdp}
 ACCOUNTANTS = ("auto", *_ONE_BY_ONE, *_AT_ONCE, "rdp", "pld", "exact")
-_WIDE = 1e-6  # a bracket from the line integral that calls for the second route
-_HOPELESS = 1e4  # an epsilon that nobody needs to know better
 _PROFILES = ("auto", "rdp", "pld", "exact")  # those that know delta at every epsilon
 
 
-def _rdp_epsilon(steps: Steps, log_delta: Any, orders: Any = None) -> RdpEpsilon:
-    dtype = log_delta.dtype
-
-    def bound(t):
-        return conversion.epsilon_at(t, composition.log_moment_of(steps, t) / t, log_delta)
-
-    if orders is None:
-        epsilon, t, at_edge = conversion.search(bound, dtype)
-        order, at_edge = 1.0 + t, at_edge & (epsilon > 0.0) & (epsilon < jnp.inf)
-    else:
-        rdp = composition.log_moment_of(steps, orders - 1.0) / (orders - 1.0)
-        epsilon, order, at_edge = conversion.epsilon_from_rdp(rdp, orders, log_delta)
-    pure = composition.pure_epsilon_of(steps, dtype) * (1.0 + conversion.margin(dtype))
-    better = pure < epsilon
-    return RdpEpsilon(
-        jnp.where(better, pure, epsilon), jnp.where(better, jnp.inf, order), at_edge & ~better
-    )
-
-
-def _rdp_epsilon_value(steps: Steps, log_delta: Any) -> Any:
-    return _rdp_epsilon(steps, log_delta).epsilon
-
-
 def _pure_epsilon(steps: Steps, unused: Any) -> Any:
-    dtype = unused.dtype
-    return composition.pure_epsilon_of(steps, dtype) * (1.0 + conversion.margin(dtype))
+    return renyi_bounds.pure_epsilon(steps, unused.dtype)
 
 
 def _delta_from_log(log_delta: Any) -> Any:
@@ -70,107 +45,6 @@ def _delta_from_log(log_delta: Any) -> Any:
     value = jnp.exp(log_delta) * (1.0 + 8.0 * float(jnp.finfo(log_delta.dtype).eps))
     value = jnp.maximum(value, jnp.finfo(log_delta.dtype).tiny)
     return jnp.where(log_delta > -jnp.inf, jnp.minimum(value, 1.0), 0.0)
-
-
-def _rdp_log_delta(steps: Steps, epsilon: Any) -> Any:
-    def bound(t):
-        return conversion.log_delta_at(t, composition.log_moment_of(steps, t), epsilon)
-
-    dtype = epsilon.dtype
-    log_delta, _, _ = conversion.search(bound, dtype)
-    pure = composition.pure_epsilon_of(steps, dtype) * (1.0 + conversion.margin(dtype))
-    return jnp.where(epsilon >= pure, -jnp.inf, log_delta)
-
-
-def _gaussian_epsilon(mu_squared: Any, log_delta: Any) -> Any:
-    return _gaussian_profile.epsilon(log_delta, jnp.sqrt(mu_squared))
-
-
-def _gaussian_log_delta(mu_squared: Any, epsilon: Any) -> Any:
-    return _gaussian_profile.log_delta(epsilon, jnp.sqrt(mu_squared))
-
-
-def _only_gaussians(steps: Steps) -> bool:
-    return exact.applies(steps) and steps.sampled_gaussian is None
-
-
-def _mu_squared(steps: Steps) -> Any:
-    return 0.0 if steps.gaussian is None else steps.gaussian
-
-
-def _padded(steps: Steps) -> Steps:
-    """More rows that do nothing, so that programs are compiled for few lengths only."""
-    if steps.sampled_gaussian is None or _validate.is_traced(steps):
-        return steps
-    n = steps.sampled_gaussian[0].size
-    longer = 2 ** math.ceil(math.log2(n)) if n <= 64 else 64 * math.ceil(n / 64)
-    idle = (0.5, 1.0, 0.0)
-    rows = (
-        np.append(column, np.full(longer - n, value))
-        for column, value in zip(steps.sampled_gaussian, idle, strict=True)
-    )
-    return steps._replace(sampled_gaussian=tuple(rows))
-
-
-def _one_sampled_step(steps: Steps) -> bool:
-    """Whether the run is one Poisson-sampled Gaussian, taken once."""
-    rows = steps.sampled_gaussian
-    if steps.gaussian is not None or rows is None or _validate.is_traced(rows):
-        return False
-    return rows[0].size == 1 and float(rows[2][0]) == 1.0
-
-
-def _single_epsilon(q: Any, s: Any, log_delta: Any) -> Any:
-    """log(1 + q (e^eps - 1)), where eps is what the Gaussian itself needs at delta / q."""
-    log_ratio = log_delta - jnp.log(q)
-    epsilon = _gaussian_profile.epsilon(jnp.minimum(log_ratio, -1e-300), 1.0 / s)
-    large = epsilon > 1.0
-    sampled = jnp.where(large, epsilon + jnp.log(q), 0.0) + jnp.log1p(
-        jnp.where(
-            large, (1.0 - q) / q * jnp.exp(-epsilon), q * jnp.expm1(jnp.minimum(epsilon, 1.0))
-        )
-    )
-    sampled = sampled * (1.0 + 64.0 * float(jnp.finfo(log_delta.dtype).eps))
-    return jnp.where((log_ratio >= 0.0) | (s == jnp.inf), 0.0, sampled)
-
-
-def _exact_epsilon_bounds(steps: Steps, log_delta: Any) -> Bounds:
-    if _only_gaussians(steps):
-        epsilon = _precision.evaluate(_gaussian_epsilon, _mu_squared(steps), log_delta)
-        return Bounds(epsilon * (1.0 - _margin(epsilon)), epsilon)
-    if _one_sampled_step(steps):
-        q, s, _ = (float(column[0]) for column in steps.sampled_gaussian)
-        if s == 0.0:
-            return Bounds(math.inf, math.inf)
-        epsilon = _precision.evaluate(_single_epsilon, q, s, log_delta)
-        return Bounds(epsilon * (1.0 - 2.0 * _margin(epsilon)), epsilon)
-    bounds = _precision.evaluate(exact.epsilon_bounds, _padded(steps), log_delta)
-    if _validate.is_traced(bounds) or bounds.upper - bounds.lower <= _WIDE * bounds.upper:
-        return bounds
-    if bounds.upper > _HOPELESS:
-        return bounds
-    # Where the line integral does not settle, the second route narrows the bracket.
-    lower, upper = pld.epsilon_bounds(steps, log_delta)
-    return Bounds(max(bounds.lower, lower), min(bounds.upper, upper))
-
-
-def _exact_log_delta_bounds(steps: Steps, epsilon: Any, *, narrow: bool = True) -> Bounds:
-    if _only_gaussians(steps):
-        log_delta = _precision.evaluate(_gaussian_log_delta, _mu_squared(steps), epsilon)
-        # Gaussian profiles are rounded by a few ulps of log delta.
-        below = log_delta - 2.0 * _margin(log_delta) * (1.0 + abs(log_delta))
-        return Bounds(below, log_delta)
-    bounds = _precision.evaluate(exact.log_delta_bounds, _padded(steps), epsilon)
-    if _validate.is_traced(bounds) or not narrow or bounds.upper - bounds.lower <= _WIDE:
-        return bounds
-    lower, upper = pld.log_delta_bounds(steps, epsilon)
-    return Bounds(max(bounds.lower, lower), min(bounds.upper, upper))
-
-
-def _margin(value: Any) -> float:
-    """Twice what the Gaussian profile is rounded by, relative."""
-    traced = _validate.is_traced(value)
-    return 64.0 * float(jnp.finfo(jnp.result_type(float)).eps) if traced else 1e-13
 
 
 def _steps_of(event: Any, relation: Any) -> Steps:
@@ -268,8 +142,8 @@ def epsilon(
     if accountant == "pld":
         return pld.epsilon_bounds(steps, log_delta)[1]
     if accountant == "exact":
-        return _exact_epsilon_bounds(steps, log_delta).upper
-    return _precision.evaluate(_rdp_epsilon_value, steps, log_delta)
+        return gaussian_runs.epsilon_bounds(steps, log_delta).upper
+    return _precision.evaluate(renyi_bounds.epsilon, steps, log_delta)
 
 
 def _at_delta_zero(steps: Steps, delta: Any) -> Any:
@@ -314,7 +188,7 @@ def epsilon_bounds(event: Event, delta: Any, *, neighboring_relation: str | None
     steps = _steps_of(event, neighboring_relation)
     _validate.delta("delta", delta)
     if exact.applies(steps):
-        return _exact_epsilon_bounds(steps, _log_delta(delta))
+        return gaussian_runs.epsilon_bounds(steps, _log_delta(delta))
     return Bounds(*pld.epsilon_bounds(steps, _log_delta(delta)))
 
 
@@ -324,10 +198,7 @@ def log_delta(
     r"""The natural logarithm of a run's delta at a given epsilon: deltas of 1e-400 are no floats.
 
     Args:
-      event: The run. Its numbers may be traced for the accountants "auto", "exact" and "rdp".
-      epsilon: Scalar >= 0, may be traced likewise.
-      accountant: "auto", "exact", "pld" or "rdp", as for ``epsilon``.
-      neighboring_relation: As for ``epsilon``.
+      event, epsilon, accountant, neighboring_relation: As for ``delta``.
 
     Returns:
       log delta <= 0, -inf where delta is 0: a float if nothing is traced.
@@ -351,17 +222,17 @@ def log_delta(
     _validate.non_negative("epsilon", epsilon)
     accountant = _accountant(steps, accountant, _PROFILES, epsilon)
     if accountant == "exact":
-        return _exact_log_delta_bounds(steps, epsilon).upper
+        return gaussian_runs.log_delta_bounds(steps, epsilon).upper
     if accountant == "pld":
         return pld.log_delta_bounds(steps, epsilon)[1]
-    return _precision.evaluate(_rdp_log_delta, steps, epsilon)
+    return _precision.evaluate(renyi_bounds.log_delta, steps, epsilon)
 
 
 def profile(event: Event) -> Callable[[float], float]:
     """A run's log delta as a function of epsilon, for many calls: without the second route."""
     steps = _steps_of(event, None)
     if exact.applies(steps):
-        return lambda epsilon: _exact_log_delta_bounds(steps, epsilon, narrow=False).upper
+        return lambda epsilon: gaussian_runs.log_delta_bounds(steps, epsilon, narrow=False).upper
     return lambda epsilon: pld.log_delta_bounds(steps, epsilon)[1]
 
 
@@ -435,6 +306,6 @@ def rdp_epsilon(event: Event, delta: Any, *, orders: Any = None) -> RdpEpsilon:
     steps = _steps_of(event, None)
     _validate.delta("delta", delta)
     if orders is None:
-        return _precision.evaluate(_rdp_epsilon, steps, _log_delta(delta))
+        return _precision.evaluate(renyi_bounds.rdp_epsilon, steps, _log_delta(delta))
     known = conversion.known_orders(orders)
-    return _precision.evaluate(_rdp_epsilon, steps, _log_delta(delta), known)
+    return _precision.evaluate(renyi_bounds.rdp_epsilon, steps, _log_delta(delta), known)

@@ -24,8 +24,17 @@ def kinds_of(steps: Steps) -> set[str]:
     return {name for name, rows in zip(Steps._fields, steps, strict=True) if rows is not None}
 
 
-def numbers_only(accountant: str, steps: Steps, log_delta: Any) -> float:
-    """Log delta, moved down past the rounding of the logarithm; refuses what is traced."""
+def checked_log_delta(
+    accountant: str,
+    steps: Steps,
+    log_delta: Any,
+    applies: Callable[[Steps], bool],
+    allowed: str,
+) -> float:
+    """Log delta, moved down past the rounding of the logarithm.
+
+    Refuses what is traced, and a run that the accountant has no theorem about.
+    """
     if _validate.is_traced(steps, log_delta):
         _validate.refuse(
             "accountant",
@@ -36,12 +45,9 @@ def numbers_only(accountant: str, steps: Steps, log_delta: Any) -> float:
     log_delta = float(log_delta)
     if not log_delta < 0.0:
         _validate.refuse("log_delta", log_delta, "a number below 0")
+    if not applies(steps):
+        _validate.refuse("accountant", accountant, f"one that applies: this one is for {allowed}")
     return log_delta * (1.0 + 2.0 * ULP) - ULP
-
-
-def refuse_run(accountant: str, allowed: str) -> None:
-    """The error for a run that an accountant has no theorem about."""
-    _validate.refuse("accountant", accountant, f"one that applies: this one is for {allowed}")
 
 
 def columns(*parts: Any) -> tuple[np.ndarray, ...]:

@@ -132,6 +132,8 @@ def _choose(nodes: contour.Contour, line: Line, y: jax.Array, beyond: Any) -> _C
         along = ((y - y[0]) / (y[-1] - y[0]))[:, None]
         first, last = (getattr(norm, part) for norm in norms)
         norm = first[None, :] * (1.0 - along) + last[None, :] * along
+        # At the ends themselves nothing may be made of 0 times an infinite one.
+        norm = jnp.where(along == 0.0, first[None, :], jnp.where(along == 1.0, last[None, :], norm))
         return jnp.exp(rule(norm)[:, best] - scale)
 
     return jax.lax.stop_gradient(

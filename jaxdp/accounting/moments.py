@@ -20,6 +20,7 @@ from jaxdp import _precision
 from jaxdp.accounting import composition, conversion, host
 from jaxdp.accounting.composition import Steps
 
+_ALLOWED = "Gaussian and Laplace steps, Poisson-sampled or not"
 _KINDS = {"gaussian", "laplace", "sampled_gaussian", "sampled_laplace"}
 _LAST = 15.0  # the largest order is 10 to this power
 _POINTS = 32
@@ -51,9 +52,7 @@ def epsilon(steps: Steps, log_delta: Any) -> float:
     Raises:
       ValueError: if a number is traced, or a step's log-moment is not known.
     """
-    log_delta = host.numbers_only("moments", steps, log_delta)
-    if not applies(steps):
-        host.refuse_run("moments", "Gaussian and Laplace steps, Poisson-sampled or not")
+    log_delta = host.checked_log_delta("moments", steps, log_delta, applies, _ALLOWED)
     pure = host.up(_precision.evaluate(_pure, steps, 0.0), 16.0)
     if pure == 0.0 or log_delta == -math.inf:
         return pure

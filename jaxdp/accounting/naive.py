@@ -31,9 +31,7 @@ def epsilon(steps: Steps, log_delta: Any) -> float:
     Raises:
       ValueError: if a number is traced, or a step's own guarantee is not known.
     """
-    log_delta = host.numbers_only("naive", steps, log_delta)
-    if not applies(steps):
-        host.refuse_run("naive", single_step.ALLOWED)
+    log_delta = host.checked_log_delta("naive", steps, log_delta, applies, single_step.ALLOWED)
     releases = single_step.releases_of(steps)
     total = math.fsum(releases.pure_epsilons * releases.pure_counts)
     counts = releases.gaussian_counts

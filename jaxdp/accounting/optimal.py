@@ -193,9 +193,7 @@ def epsilon(steps: Steps, log_delta: Any) -> float:
     Raises:
       ValueError: if a number is traced, or the steps differ.
     """
-    log_delta = host.numbers_only("optimal", steps, log_delta)
-    if not applies(steps):
-        host.refuse_run("optimal", _ALLOWED)
+    log_delta = host.checked_log_delta("optimal", steps, log_delta, applies, _ALLOWED)
     releases = single_step.releases_of(steps)
     pure_count = math.fsum(releases.pure_counts)
     if pure_count > 0.0:

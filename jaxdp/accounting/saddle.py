@@ -50,6 +50,7 @@ class Table(NamedTuple):
     small: Any  # log S(c, cut), of runs with no jump above the cut [m, k]
     between: Any  # log of S(c, cut above) - S(c, cut) [m, k]
     between_mass: Any  # log probability of its largest jump between the two, under P [k]
+    sharpness: Any  # the largest of the partitions'
 
 
 class Line(NamedTuple):
@@ -98,13 +99,17 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
         line = contour.contour(q, s, log_cut(cuts, q), furthest, remove)
         found = complex_moment.real_moments(line, orders)
         end = contour.end_of(line) + jnp.log(q)
-        covered = (line.log_cut + contour.FAR <= end)[None, :] | summed[:, None]
+        covered = (line.log_cut + contour.FAR / line.sharpness <= end)[None, :] | summed[:, None]
+        covered = covered & contour.is_covered(
+            line.log_cut[None, :], orders[:, None], line.sharpness
+        )
         trusted, lesser = found.excess, jnp.where(covered, found.small, jnp.inf)
         upper = jnp.concatenate([lesser[:, 1:], trusted[:, None]], axis=1)
         share = found.between / (1.0 + lesser)
         # By what lies between, where that is small; by the difference, where it is not.
         step = jnp.log1p(upper) - jnp.log1p(lesser)
-        step = jnp.where(share < 0.5, jnp.log1p(jnp.maximum(share, 0.0)), step)
+        by_share = (share < 0.5) & (upper < jnp.inf)
+        step = jnp.where(by_share, jnp.log1p(jnp.maximum(share, 0.0)), step)
         return (
             totals[0] + count * jnp.log1p(trusted),
             totals[1] + count * jnp.log1p(lesser),
@@ -129,7 +134,8 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     between = jnp.where(jnp.isfinite(small + log_step), small + log_step, jnp.inf)
     last = jnp.where(summed, between[:, -1], jnp.inf)
     between = between.at[:, -1].set(last)
-    return Table(cs, cuts, whole[:-1], small[:-1], between[:-1], between[-1])
+    sharpness = jnp.max(contour.sharpness(run.s), initial=1.0)
+    return Table(cs, cuts, whole[:-1], small[:-1], between[:-1], between[-1], sharpness)
 
 
 class Plan(NamedTuple):
@@ -139,6 +145,7 @@ class Plan(NamedTuple):
     parts: Line  # for what lies below the lowest cut, and between cuts, stacked [1 + k]
     used: Any  # which of the parts to use, bool [1 + k]
     can_split: Any  # bool scalar
+    rather_split: Any  # bool scalar, whether that looks shorter than the law as it is
     left_out: Any  # log of a bound on what is not used of the split law
 
 
@@ -193,7 +200,16 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
     def between_cuts(between, mass, cut, next_cut):
         jump = jnp.minimum(jnp.expm1(cut), 2.0)
         cuts = jnp.stack([cut, next_cut])
-        return _part(between, table, epsilon, mass, wanted, cuts, True, lambda sd: 55.0 / jump)
+        return _part(
+            between,
+            table,
+            epsilon,
+            mass,
+            wanted,
+            cuts,
+            True,
+            lambda sd: 55.0 * table.sharpness / jump,
+        )
 
     next_cut = jnp.append(table.cut[1:], jnp.inf)
     below = jax.vmap(below_cut, in_axes=(1, 0))(table.small, table.cut)
@@ -223,6 +239,7 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
         lines,
         jnp.append(~negligible[best], used),
         (cost[best] < jnp.inf) & remove,
+        cost[best] < price(whole, jnp.zeros((), bool)),
         wanted + jnp.log(left),
     )
 
@@ -241,7 +258,7 @@ def _slowness(table: Table, small: jax.Array, c: jax.Array) -> jax.Array:
     fine_deviation, _ = _shape(table.small[:, fine], table.c, at)
     vanishes = (without[fine] <= -30.0) | (fine_deviation >= 0.8 * deviation)
     needed = jnp.max(jnp.where(without <= -30.0, table.cut, 0.0))
-    resolved = 55.0 / jnp.where(needed > 0.0, needed, 1.0) * deviation / 9.0
+    resolved = 55.0 * table.sharpness / jnp.where(needed > 0.0, needed, 1.0) * deviation / 9.0
     return jnp.where(vanishes, 1.0, jnp.where(needed > 0.0, resolved, jnp.inf))
 
 

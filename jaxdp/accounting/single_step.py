@@ -25,14 +25,8 @@ import numpy as np
 from jaxdp import _gaussian_profile, _precision, _validate
 from jaxdp.accounting import composition, host
 from jaxdp.accounting.composition import Steps
-from jaxdp.accounting.events import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSampled,
-    Repeated,
-    Schedule,
-)
+from jaxdp.accounting.events import Composed, Event, Gaussian, Repeated
+from jaxdp.accounting.sampled_events import PoissonSampled, Schedule
 
 ALLOWED = "Gaussian steps and pure ones, sampled or not"
 _KINDS = {

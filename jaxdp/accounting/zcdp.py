@@ -27,6 +27,7 @@ import numpy as np
 from jaxdp.accounting import host, single_step
 from jaxdp.accounting.composition import Steps
 
+_ALLOWED = "Gaussian, discrete Gaussian and pure steps without sampling"
 _KINDS = {"gaussian", "laplace", "sampled_laplace", "discrete_gaussian", "randomized_response"}
 
 
@@ -93,7 +94,5 @@ def epsilon(steps: Steps, log_delta: Any) -> float:
     Raises:
       ValueError: if a number is traced, or a step has no known rho.
     """
-    log_delta = host.numbers_only("zcdp", steps, log_delta)
-    if not applies(steps):
-        host.refuse_run("zcdp", "Gaussian, discrete Gaussian and pure steps without sampling")
+    log_delta = host.checked_log_delta("zcdp", steps, log_delta, applies, _ALLOWED)
     return min(epsilon_from_rho(rho_of(steps), log_delta), _pure_epsilon(steps))

@@ -32,6 +32,9 @@ def run() -> int:
     A single number needs no accelerator, which takes seconds to start and may be in use. What
     was compiled is kept in the user's cache folder; a cache that fails costs time, no answer.
     """
+    # The process belongs to the command, so its JAX may be configured: here, before a backend
+    # starts, and not on import, for a program that uses the library decides for itself.
+    # Environment variables would come too late: JAX, which jaxdp imports, reads them on import.
     jax.config.update("jax_platforms", "cpu")
     folder = _cache_folder()
     if folder is not None and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):

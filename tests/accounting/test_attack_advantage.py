@@ -22,17 +22,17 @@ def test_gaussians_have_the_gaussian_curve(run):
 
 
 def test_one_sampled_step_has_the_symmetric_hull_of_its_curve():
-    q, mu = 0.1, 1.0
+    q, mu, alphas = 0.1, 1.0, np.array([0.01, 0.5])
     run = acc.PoissonSampled(q, acc.Gaussian(1.0 / mu))
     # Removing: with Q against (1 - q) Q + q P, the error is (1 - q)(1 - alpha) + q G(alpha); the
     # curve for both directions is the lower convex hull of this one and its inverse.
-    one_way = (1 - q) * (1 - ALPHAS) + q * stats.norm.cdf(stats.norm.isf(ALPHAS) - mu)
-    found = acc.type_ii_error(run, ALPHAS)
+    one_way = (1 - q) * (1 - alphas) + q * stats.norm.cdf(stats.norm.isf(alphas) - mu)
+    found = acc.type_ii_error(run, alphas)
     assert np.all(found <= one_way + 1e-12)
     advantage = q * (2 * stats.norm.cdf(mu / 2) - 1)
     # log delta is rounded up by 1e-6 at most where the line integral gives it.
     assert advantage * (1 - 1e-12) <= acc.attack_advantage(run) <= advantage * (1 + 1e-5)
-    assert np.all(found >= 1 - ALPHAS - advantage * (1 + 1e-5))
+    assert np.all(found >= 1 - alphas - advantage * (1 + 1e-5))
 
 
 def test_more_steps_help_an_attack():

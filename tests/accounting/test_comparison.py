@@ -8,8 +8,7 @@ from jaxdp import accounting as acc
 RUNS = [
     acc.Gaussian(2.0) * 10,
     acc.PoissonSampled(0.01, acc.Gaussian(1.0)) * 1_000,
-    acc.PoissonSampled(0.01, acc.Gaussian(1.0)) * 500
-    + acc.PoissonSampled(0.01, acc.Gaussian(2.0)) * 500,
+    acc.Gaussian(2.0) * 10 + acc.Gaussian(4.0) * 10,
     acc.Laplace(2.0) * 10,
     acc.RandomizedResponse(0.5, 2) * 10,
 ]

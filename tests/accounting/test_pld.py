@@ -9,7 +9,7 @@ from dp_accounting import pld as their_pld
 from scipy import stats
 
 from jaxdp import accounting as acc
-from jaxdp.accounting import composition, pld
+from jaxdp.accounting import composition, exact, pld
 
 
 def epsilons(run, delta):
@@ -199,7 +199,7 @@ def test_a_capacity_costs_no_less_than_the_worst_data_set_shows(add):
 
 
 # The cases' epsilons come from a pair that is a little worse than need be: they bound ours.
-CAPACITIES = [(250, 13.71), (400, 1.594)]
+CAPACITIES = [(250, 13.71), (300, 4.63), (325, 1.815), (400, 1.594)]
 
 
 def test_a_capacity_is_accounted():
@@ -272,11 +272,13 @@ def test_mixed_kinds_add_up():
     assert upper >= max(epsilons(part * 5, 1e-6)[0] for part in parts)
 
 
-def test_a_schedule_is_the_composition_of_its_steps():
-    noises = np.array([0.8, 1.3])
-    run = acc.Schedule(0.02, noises, 20)
-    parts = acc.Composed([sampled(0.02, s) * 20 for s in noises])
-    assert epsilons(run, 1e-5) == epsilons(parts, 1e-5)
+def test_steps_told_apart_cost_what_they_do_together():
+    apart = epsilons(acc.Schedule(0.05, 0.9, np.array([20, 30])), 1e-6)
+    together = epsilons(sampled(0.05, 0.9) * 50, 1e-6)
+    assert apart[0] <= together[1]
+    assert together[0] <= apart[1]
+    assert apart[1] == pytest.approx(together[1], rel=1e-4)
+    assert apart[1] > epsilons(sampled(0.05, 0.9) * 30, 1e-6)[1]
 
 
 def test_more_steps_cost_more():
@@ -287,7 +289,7 @@ def test_more_steps_cost_more():
 
 def test_random_runs_are_bracketed_below_renyi():
     rng = np.random.default_rng(5)
-    for _ in range(8):
+    for _ in range(6):
         q, s = 10 ** rng.uniform(-6, 0), 10 ** rng.uniform(-0.5, 2.3)
         count, log_delta = int(10 ** rng.uniform(0, 3)), -(10 ** rng.uniform(0.4, 2.36))
         run = sampled(q, s) * count
@@ -300,6 +302,18 @@ def test_random_runs_are_bracketed_below_renyi():
         assert back[0] <= log_delta + 1e-9, message
         if lower > 0.0:
             assert pld.log_delta_bounds(composition.steps_of(run), lower)[1] >= log_delta - 1e-9
+
+
+def test_where_the_line_integral_leaves_much_open_this_route_narrows_it(monkeypatch):
+    def wide(steps, at):
+        return acc.Bounds(at - 1e3, at + 1e3)
+
+    for of in ("epsilon_bounds", "log_delta_bounds"):
+        monkeypatch.setattr(exact, of, wide)
+    run = sampled(0.05, 0.9) * 50
+    assert acc.epsilon_bounds(run, 1e-6) == epsilons(run, 1e-6)
+    assert acc.epsilon(run, 1e-6) == epsilons(run, 1e-6)[1]
+    assert acc.log_delta(run, 1.0) == log_deltas(run, 1.0)[1]
 
 
 def test_the_ends_of_the_range():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import optimize, stats
 
 from jaxdp import accounting as acc
 from jaxdp.cli import figure, main
@@ -208,6 +209,32 @@ def test_compare_in_json_is_a_list(answer, compared):
     assert held["num_steps"] == 1000
 
 
+def test_compare_and_epsilon_say_the_same_of_every_accountant_that_applies(answer):
+    line = "--noise-multiplier 2 --steps 10 --delta 1e-5"
+    lines = answer(f"compare {line}").splitlines()
+    rows = [row.split()[:3] for row in lines[3 : lines.index("", 3)]]
+    assert {certified for _, _, certified in rows} == {"yes"}
+    printed = {name: float(epsilon) for name, epsilon, _ in rows}
+    theorems = {"naive", "advanced", "optimal", "moments", "rdp", "zcdp"}
+    assert printed.keys() == theorems | {"gdp", "pld", "exact"}
+    # Ten Gaussians are one with mu = sqrt(10) / 2: 7.51102 by Balle and Wang's profile in SciPy.
+    mu = math.sqrt(10.0) / 2.0
+
+    def excess(x):
+        above, below = stats.norm.cdf(mu / 2 - x / mu), stats.norm.cdf(-mu / 2 - x / mu)
+        return above - math.exp(x) * below - 1e-5
+
+    truth = optimize.brentq(excess, 0.0, 100.0)
+    # Six digits, rounded up; the search and the profile's difference leave 1e-9.
+    assert truth - 1e-9 <= printed["exact"] == printed["gdp"] <= truth + 1.1e-5
+    assert printed["exact"] <= printed["pld"] <= min(printed[name] for name in theorems)
+    held = json.loads(answer(f"compare {line} --json"))
+    for row in held["accountants"]:
+        alone = json.loads(answer(f"epsilon {line} --accountant {row['accountant']} --json"))
+        assert row["epsilon"] == alone["epsilon"]
+        assert printed[row["accountant"]] == float(rounded_up(alone["epsilon"]))
+
+
 BAD = [
     ("epsilon --steps 1 --delta 1e-5", "--noise-multiplier"),
     ("epsilon --noise-multiplier 1 --delta 1e-5", "--steps --epochs"),
@@ -271,7 +298,8 @@ def test_bad_usage_exits_with_2_and_names_the_option(refusal, line, words):
 def test_plot_writes_a_picture(answer, tmp_path, kind):
     pytest.importorskip("matplotlib")
     file = tmp_path / f"epsilon.{kind}"
-    text = answer(f"plot {SAMPLED} --accountants auto rdp --output {shlex.quote(str(file))}")
+    run = "--noise-multiplier 1 --steps 1000 --delta 1e-5 --accountants auto rdp"
+    text = answer(f"plot {run} --output {shlex.quote(str(file))}")
     assert text == f"Wrote {file}.\n"
     starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
     assert file.read_bytes().startswith(starts[kind])

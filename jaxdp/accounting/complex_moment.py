@@ -76,7 +76,7 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
       line: Nodes that serve these orders.
       orders: Complex orders lambda [n], with imaginary parts >= 0.
       shift: How far to shift the contour, in standard deviations of z, >= 0.
-      scale: Logarithm by which each sum is divided [n], so that nothing overflows.
+      scale: Logarithm by which every sum is divided, so that nothing overflows.
     """
     dtype = line.sd.dtype
     ulp = float(jnp.finfo(dtype).eps)
@@ -85,9 +85,10 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
     def add(index, sums):
         log_weight, loss, slope, log_jump = nodes_at(line, index, shift)
         x = orders[:, None] * loss[None, :]
-        size = jnp.abs(x)
+        # Absolute values of products by those of their factors: of all else they take longest.
+        size = jnp.abs(orders)[:, None] * jnp.abs(loss)[None, :]
         small = size < 0.5
-        exponent = x + log_weight[None, :] - scale[:, None]
+        exponent = x + (log_weight - scale)[None, :]
         excess = log_x(line, log_jump)
         above, below, between = partition(excess)
         # Exponents are held below an overflow, so that nothing becomes infinity times a weight of
@@ -95,12 +96,16 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
         held = jnp.minimum(exponent.real, highest)
         log_below = log_weight_below(excess, below)
         spoilt = _spoilt(exponent.real, log_below)
-        full = jnp.exp(jax.lax.complex(held, exponent.imag))
-        weight = jnp.exp(log_weight[None, :] - scale[:, None])
+        heavy = jnp.exp(held)
+        full = jax.lax.complex(heavy * jnp.cos(exponent.imag), heavy * jnp.sin(exponent.imag))
+        weight = jnp.exp(log_weight - scale)[None, :]
+        light = jnp.exp(log_weight.real - scale)[None, :]
         near = jnp.where(small, x, 0.0)
         terms = jnp.where(
             small, weight * (near * near * exp_excess(near)), full - weight * (1.0 + x)
         )
+        # |e_2(x)| is at most 0.6 |x|^2 for |x| <= 1/2.
+        bound = jnp.where(small, 0.6 * light * size * size, heavy + light * (1.0 + size))
         # In ulps: a loss is off by two of itself and by what its z is, a weight by its exponent.
         # The deviation is rounded, and so are two operations on it: that moves z = sd (t - sd / 2)
         # by 1.5 |z| + 0.75 sd^2; log q is added where u is large.
@@ -112,9 +117,8 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
         loss_off = 2.0 * (jnp.abs(loss) + jnp.abs(1.0 - jnp.exp(-log_ratio))) + z_off
         weight_off = (jnp.abs(log_weight) + 6.0)[None, :]
         x_off = jnp.abs(orders)[:, None] * loss_off[None, :]
-        heavy, light = jnp.abs(full), jnp.abs(weight)
         rough = heavy * (x_off + weight_off) + light * ((1.0 + size) * weight_off + x_off)
-        error = jnp.where(small, light * size * x_off + jnp.abs(terms) * weight_off, rough)
+        error = jnp.where(small, light * size * x_off + bound * weight_off, rough)
         # The divergence E[L] by a sum of terms of one sign, under this law: L - 1 + e^-L.
         own = jnp.exp(log_weight)
         little = jnp.abs(loss) < 0.5
@@ -131,7 +135,7 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
         added.append(terms @ below)
         # Weights are off where they change from 0 to 1, which counts since the parts have to fit.
         split_off = 64.0 * line.sharpness
-        added.append(error @ jnp.abs(below) + (split_off * jnp.abs(terms)) @ jnp.abs(below * above))
+        added.append(error @ jnp.abs(below) + (split_off * bound) @ jnp.abs(below * above))
         added.append(full @ between)
         added.append((heavy * (x_off + weight_off + split_off)) @ jnp.abs(between))
         added.append(own @ above)
@@ -153,7 +157,7 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
     mean = orders * sums[1] * shrink
     rough = jnp.abs(orders) * (sums[3] + 2.0 * jnp.abs(sums[1])) * shrink
     # E[(1 - chi) e^x] - 1 by E[(1 - chi) e_2(x)], and the mass and mean that chi takes away.
-    gone = (sums[8][None, :] + orders[:, None] * sums[9][None, :]) * shrink[:, None]
+    gone = (sums[8][None, :] + orders[:, None] * sums[9][None, :]) * shrink
     size = jnp.abs(sums[8])[None, :] + jnp.abs(orders[:, None] * sums[9][None, :])
     # NaN for what an overflow spoilt: below each cut, and last of all the whole law.
     bad, bad_upper = sums[10][:, :-1], sums[10][:, 1:]
@@ -161,7 +165,7 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
         sums[0] + mean + sums[10][:, -1],
         ulp * (sums[2] + rough),
         sums[4] + mean[:, None] - gone + bad,
-        ulp * (sums[5] + rough[:, None] + 64.0 * line.sharpness * size * shrink[:, None]),
+        ulp * (sums[5] + rough[:, None] + 64.0 * line.sharpness * size * shrink),
         sums[6] + bad_upper,
         ulp * sums[7],
     )

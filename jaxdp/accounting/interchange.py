@@ -11,7 +11,7 @@ probability p, the true one included. What dp_accounting does with them is not a
 - Sampling without replacement is known to its RDP accountant only, which takes the noise relative
   to the sensitivity under replacement, like ``SampledWithoutReplacement``: for clipped sums,
   twice the clip norm. A ``noise_multiplier`` that was meant relative to the clip norm must be
-  halved before or after the conversion, or the noise counts twice.
+  halved before or after the conversion, or epsilon comes out as for twice the noise.
 - Version 0.6.0 ignores the count of a repeated randomised response.
 """
 

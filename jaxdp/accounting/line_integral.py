@@ -151,8 +151,7 @@ def _choose(nodes: contour.Contour, line: Line, y: jax.Array, beyond: Any) -> _C
 def _logs(nodes, line: Line, y, choice: _Choice) -> tuple[jax.Array, jax.Array, Any]:
     """log m below the first cut, and what it takes to get below the second, with the sums."""
     orders = jax.lax.complex(jnp.broadcast_to(line.c, y.shape), y)
-    scale = jnp.broadcast_to(choice.scale, y.shape)
-    found = complex_moment.moments(nodes, orders, choice.shift, scale)
+    found = complex_moment.moments(nodes, orders, choice.shift, choice.scale)
     unit = jnp.exp(-choice.scale)
     small = found.small[:, 0] if line.cut.size > 0 else found.excess
     scaled = choice.scale + complex_functions.log(unit + small)

@@ -19,7 +19,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.accounting.complex_functions import exp_excess
-from jaxdp.accounting.contour import Contour, log_weight_below, log_x, nodes_at, partition
+from jaxdp.accounting.contour import (
+    MOST_NODES,
+    Contour,
+    log_weight_below,
+    log_x,
+    nodes_at,
+    partition,
+)
 
 _LEVELS = (1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 10.0, 20.0, math.inf)  # of overflow
 
@@ -161,13 +168,15 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
     size = jnp.abs(sums[8])[None, :] + jnp.abs(orders[:, None] * sums[9][None, :])
     # NaN for what an overflow spoilt: below each cut, and last of all the whole law.
     bad, bad_upper = sums[10][:, :-1], sums[10][:, 1:]
+    # What underflows is nowhere in the sums: of each node up to four numbers below the least one.
+    lost = 4.0 * MOST_NODES * float(jnp.finfo(dtype).tiny)
     return Moments(
         sums[0] + mean + sums[10][:, -1],
-        ulp * (sums[2] + rough),
+        ulp * (sums[2] + rough) + lost,
         sums[4] + mean[:, None] - gone + bad,
-        ulp * (sums[5] + rough[:, None] + 64.0 * line.sharpness * size * shrink),
+        ulp * (sums[5] + rough[:, None] + 64.0 * line.sharpness * size * shrink) + lost,
         sums[6] + bad_upper,
-        ulp * sums[7],
+        ulp * sums[7] + lost,
     )
 
 

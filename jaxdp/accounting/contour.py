@@ -29,6 +29,7 @@ from jaxdp.accounting.complex_functions import expm1, log1p
 
 CHUNK = 128  # nodes in one go
 _MOST_CHUNKS = 96
+MOST_NODES = CHUNK * _MOST_CHUNKS
 # Where log x counts as infinite.
 FAR = 9.0
 _SQUARINGS = 4  # the partition's power is 2^4

@@ -189,6 +189,8 @@ def with_budget(
     if accountant == "exact":
         lines = running.lines_for(float(target_epsilon), float(delta))
     if known is not None:
+        # Compiled here, since JAX 0.6 does not compile inside compile-time evaluation.
+        accounting.rdp(known.event, orders)
         with jax.ensure_compile_time_eval():
             known_cost = _cost(known.event, orders, lines)
     digest = np.zeros(2, np.uint32) if known is None else np.frombuffer(known.digest[:8], np.uint32)

@@ -146,6 +146,14 @@ def test_one_step_has_its_closed_form_with_and_without_the_line_integral(q, sigm
     assert truth * (1.0 - 1e-6) <= upper <= truth * (1.0 + (1e-4 if delta > 1e-38 else 0.02))
 
 
+def test_what_float32_cannot_hold_is_in_the_bounds_all_the_same():
+    # Jumps above a cut of 3.7 make 1.3 % of this delta, and moments that underflow in float32.
+    q, sigma, log_delta = (float(np.float32(x)) for x in (3.7150145e-05, 1.2967379, -131.06363))
+    truth = single_step_epsilon(q, sigma, math.exp(log_delta))
+    (upper, lower), _ = by_float32(q, sigma, 1.0, log_delta)
+    assert lower <= truth * (1.0 + 1e-6) and truth * (1.0 - 1e-6) <= upper
+
+
 @pytest.mark.parametrize(
     "numbers",
     [

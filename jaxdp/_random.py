@@ -28,6 +28,7 @@ def _noise_like(sampler: Sampler, key: jax.Array, tree: Any) -> Any:
 # Roots of the streams that the package draws from. split(key, n)[i] is fold_in(key, i): without
 # a root of its own a stream would meet keys that the caller has split from the same parent.
 GAUSSIAN, LAPLACE, POISSON = 0x6A78_6701, 0x6A78_6702, 0x6A78_6703
+ADAPTIVE = 0x6A78_6704
 
 
 def copy(key: jax.Array) -> jax.Array:

@@ -1,7 +1,10 @@
 """Differential privacy for JAX and Optax: clip, noise and budget as one compiled program."""
 
 from jaxdp import accounting as accounting
+from jaxdp import checkpoint as checkpoint
 from jaxdp import clipping as clipping
+from jaxdp import distributed as distributed
+from jaxdp import federated as federated
 from jaxdp import mechanisms as mechanisms
 from jaxdp import noise as noise
 from jaxdp import sampling as sampling

@@ -1,5 +1,6 @@
 """The one-call layer: a loss and an optimizer become a calibrated, budgeted private step."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
 
 from jaxdp import _random, _validate, accounting, sampling
 from jaxdp.clipping.api import clipped_grad
+from jaxdp.distributed.gradients import sharded_clipped_grad
 from jaxdp.optimizers import privatize
 from jaxdp.plan import PrivacyPlan
 from jaxdp.transforms.budget import budget_state, privacy_spent
@@ -66,7 +69,7 @@ def _plan(
     # Noise is drawn in float32: account for the multiplier that will run, rounded up.
     nearest = np.float32(calibrated)
     noise_multiplier = float(
-        nearest if nearest >= calibrated else np.nextafter(nearest, np.float32(math.inf))
+        nearest if float(nearest) >= calibrated else np.nextafter(nearest, np.float32(math.inf))
     )
     run = accounting.Repeated(one_step(noise_multiplier), num_steps)
     max_batch_size = num_examples
@@ -116,6 +119,8 @@ def make_private(
     l2_clip_norm: float,
     microbatch_size: int | None = None,
     loss_takes_key: bool = False,
+    batch_sharding: NamedSharding | None = None,
+    num_shards: int | None = None,
 ) -> Private:
     r"""Makes a training step private: clip, noise, optimizer and budget in one function.
 
@@ -142,6 +147,10 @@ def make_private(
       microbatch_size: Examples whose gradients are held at once, or None for the whole
         batch.
       loss_takes_key: Whether to pass each example a PRNG key of its own (dropout).
+      batch_sharding: How examples are split over devices, as for
+        ``distributed.sharded_clipped_grad``; None on a single device.
+      num_shards: For the same bits on any number of devices, as for
+        ``distributed.sharded_clipped_grad``.
 
     Returns:
       A ``Private(init, step, sample, plan)``. ``batch`` is a pytree whose leaves have a leading
@@ -194,7 +203,12 @@ def make_private(
         num_steps,
         float(l2_clip_norm),
     )
-    grad_fn = clipped_grad(
+    make_grad_fn: Callable[..., Any] = clipped_grad
+    if batch_sharding is not None:
+        make_grad_fn = functools.partial(
+            sharded_clipped_grad, batch_sharding=batch_sharding, num_shards=num_shards
+        )
+    grad_fn = make_grad_fn(
         loss_fn,
         l2_clip_norm=plan.l2_clip_norm,
         microbatch_size=microbatch_size,

@@ -11,76 +11,16 @@ the first round counts tracing and compiling.
 
 import argparse
 import resource
-import statistics
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from federated_law import BATCH, COHORT, NUM_CLIENTS, client_sizes, print_row
+from federated_models import MODELS
 
 from jaxdp import federated
-
-NUM_CLIENTS, COHORT, BATCH = 1_000, 100, 20
-
-
-def dense(rng, rows, columns):
-    return jnp.asarray(rng.normal(size=(rows, columns)) / rows**0.5, jnp.float32)
-
-
-def logistic_regression(rng):
-    params = {"w": jnp.zeros((784, 10)), "b": jnp.zeros(10)}
-    return params, (784,), 10, lambda params, x: x @ params["w"] + params["b"]
-
-
-def mlp(rng):
-    params = {
-        "w1": dense(rng, 784, 128),
-        "b1": jnp.zeros(128),
-        "w2": dense(rng, 128, 10),
-        "b2": jnp.zeros(10),
-    }
-
-    def logits(params, x):
-        return jax.nn.relu(x @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
-
-    return params, (784,), 10, logits
-
-
-def cnn(rng):
-    """The network of Reddi et al. 2021 for FEMNIST, without dropout: 1.2 million parameters."""
-    params = {
-        "c1": dense(rng, 9, 32).reshape(3, 3, 1, 32),
-        "c2": dense(rng, 288, 64).reshape(3, 3, 32, 64),
-        "w1": dense(rng, 9216, 128),
-        "b1": jnp.zeros(128),
-        "w2": dense(rng, 128, 62),
-        "b2": jnp.zeros(62),
-    }
-
-    def convolve(x, kernel):
-        return jax.lax.conv_general_dilated(
-            x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-
-    def logits(params, x):
-        x = jax.nn.relu(convolve(x[None], params["c1"]))
-        x = jax.nn.relu(convolve(x, params["c2"]))
-        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-        x = jax.nn.relu(x.reshape(-1) @ params["w1"] + params["b1"])
-        return x @ params["w2"] + params["b2"]
-
-    return params, (28, 28, 1), 62, logits
-
-
-MODELS = {"logistic regression": logistic_regression, "MLP": mlp, "CNN": cnn}
-
-
-def client_sizes(rng, ragged):
-    """20 rows each, or a log-normal law cut to 1..160 with the same mean."""
-    if not ragged:
-        return np.full(NUM_CLIENTS, 20)
-    return np.clip(rng.lognormal(2.45, 1.1, NUM_CLIENTS).astype(int), 1, 160)
 
 
 def make_run(model, ragged, num_rounds, chunk):
@@ -96,7 +36,7 @@ def make_run(model, ragged, num_rounds, chunk):
 
     def loss_fn(params, example):
         x, y = example
-        return optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y)
+        return optax.softmax_cross_entropy_with_integer_labels(logits(params, x[None])[0], y)
 
     client_update = federated.local_training(
         loss_fn, optax.sgd(0.05), num_epochs=1, batch_size=BATCH
@@ -120,12 +60,12 @@ def make_run(model, ragged, num_rounds, chunk):
             client_chunk_size=chunk,
         )[:2]
 
-    return jax.jit(simulate), federation, params, sizes
+    return jax.jit(simulate), federation, params
 
 
 def measure(model, ragged, num_rounds, repeats, chunk):
     start = time.perf_counter()
-    run, federation, params, sizes = make_run(model, ragged, num_rounds, chunk)
+    run, federation, params = make_run(model, ragged, num_rounds, chunk)
     compiled = run.lower(federation, params, jax.random.key(0)).compile()
     compile_seconds = time.perf_counter() - start
     wall, cpu = [], []
@@ -135,13 +75,7 @@ def measure(model, ragged, num_rounds, repeats, chunk):
         _, metrics = jax.block_until_ready(compiled(federation, params, key))
         wall.append((time.perf_counter() - before[0]) / num_rounds)
         cpu.append((time.process_time() - before[1]) / num_rounds)
-    name = f"{model}, {'ragged' if ragged else 'equal'}"
-    first_round = compile_seconds + wall[0]
-    print(
-        f"| {name} | {sizes.mean():.1f} | {1e3 * statistics.median(wall[1:]):.1f} | "
-        f"{1e3 * statistics.median(cpu[1:]):.1f} | {first_round:.1f} |",
-        flush=True,
-    )
+    print_row(model, ragged, wall[1:], cpu[1:], compile_seconds + wall[0])
     return metrics
 
 
@@ -201,8 +135,8 @@ def main():
         return million(1_000_000, args.rounds)
     if args.smoke:
         args.models, args.rounds, args.repeats = "logistic regression", 2, 1
-    print("| model, clients | examples a client | wall ms a round | CPU ms | first rounds, s |")
-    print("|---|---|---|---|---|")
+    print("| model, clients | wall ms a round | CPU ms | first rounds, s |")
+    print("|---|---|---|---|")
     for model in args.models.split(","):
         for ragged in (False, True):
             measure(model, ragged, args.rounds, args.repeats, args.chunk)

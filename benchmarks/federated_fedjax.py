@@ -7,73 +7,14 @@ Same data law, models, cohort sizes (exactly 100 clients a round), batches and o
 averaging as FedJAX has it, with neither clipping nor noise, so it has less to do.
 """
 
-import argparse
-import statistics
 import time
 
 import fedjax
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-NUM_CLIENTS, COHORT, BATCH = 1_000, 100, 20
-
-
-def dense(rng, rows, columns):
-    return jnp.asarray(rng.normal(size=(rows, columns)) / rows**0.5, jnp.float32)
-
-
-def logistic_regression(rng):
-    params = {"w": jnp.zeros((784, 10)), "b": jnp.zeros(10)}
-    return params, (784,), 10, lambda params, x: x @ params["w"] + params["b"]
-
-
-def mlp(rng):
-    params = {
-        "w1": dense(rng, 784, 128),
-        "b1": jnp.zeros(128),
-        "w2": dense(rng, 128, 10),
-        "b2": jnp.zeros(10),
-    }
-
-    def logits(params, x):
-        return jax.nn.relu(x @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
-
-    return params, (784,), 10, logits
-
-
-def cnn(rng):
-    params = {
-        "c1": dense(rng, 9, 32).reshape(3, 3, 1, 32),
-        "c2": dense(rng, 288, 64).reshape(3, 3, 32, 64),
-        "w1": dense(rng, 9216, 128),
-        "b1": jnp.zeros(128),
-        "w2": dense(rng, 128, 62),
-        "b2": jnp.zeros(62),
-    }
-
-    def convolve(x, kernel):
-        return jax.lax.conv_general_dilated(
-            x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-
-    def logits(params, x):
-        x = jax.nn.relu(convolve(x, params["c1"]))
-        x = jax.nn.relu(convolve(x, params["c2"]))
-        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-        x = jax.nn.relu(x.reshape(len(x), -1) @ params["w1"] + params["b1"])
-        return x @ params["w2"] + params["b2"]
-
-    return params, (28, 28, 1), 62, logits
-
-
-MODELS = {"logistic regression": logistic_regression, "MLP": mlp, "CNN": cnn}
-
-
-def client_sizes(rng, ragged):
-    if not ragged:
-        return np.full(NUM_CLIENTS, 20)
-    return np.clip(rng.lognormal(2.45, 1.1, NUM_CLIENTS).astype(int), 1, 160)
+from federated_law import BATCH, COHORT, NUM_CLIENTS, client_sizes, print_row, run_table
+from federated_models import MODELS
 
 
 def measure(model, ragged, num_rounds):
@@ -113,26 +54,9 @@ def measure(model, ragged, num_rounds):
         if number == 0:
             first_round = time.perf_counter() - start
     # The last half: ragged clients compile a program for each size of a last batch.
-    name = f"{model}, {'ragged' if ragged else 'equal'}"
     half = num_rounds // 2
-    print(
-        f"| {name} | {1e3 * statistics.median(wall[half:]):.1f} | "
-        f"{1e3 * statistics.median(cpu[half:]):.1f} | {first_round:.1f} |",
-        flush=True,
-    )
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=12)
-    args = parser.parse_args()
-    print("| model, clients | wall ms a round | CPU ms | first round, s |")
-    print("|---|---|---|---|")
-    for model in args.models.split(","):
-        for ragged in (False, True):
-            measure(model, ragged, args.rounds)
+    print_row(model, ragged, wall[half:], cpu[half:], first_round)
 
 
 if __name__ == "__main__":
-    main()
+    run_table(__doc__.splitlines()[0], MODELS, 12, measure)

@@ -8,16 +8,13 @@ The data law, models, cohort size (exactly 100 clients a round), batches and opt
 process and of the workers that it starts, by the system's count.
 """
 
-import argparse
-import statistics
 import time
 
 import flwr
 import numpy as np
 import psutil
 import torch
-
-NUM_CLIENTS, COHORT, BATCH = 1_000, 100, 20
+from federated_law import BATCH, COHORT, NUM_CLIENTS, client_sizes, print_row, run_table
 
 
 def make_network(name):
@@ -25,12 +22,6 @@ def make_network(name):
     if name == "MLP":
         return nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
     return nn.Linear(784, 10)
-
-
-def client_sizes(rng, ragged):
-    if not ragged:
-        return np.full(NUM_CLIENTS, 20)
-    return np.clip(rng.lognormal(2.45, 1.1, NUM_CLIENTS).astype(int), 1, 160)
 
 
 class Trainer(flwr.client.NumPyClient):
@@ -98,24 +89,8 @@ def measure(name, ragged, num_rounds):
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
     wall, cpu = np.diff(np.asarray(clock), axis=0).T
-    print(
-        f"| {name}, {'ragged' if ragged else 'equal'} | {1e3 * statistics.median(wall[1:]):.1f} | "
-        f"{1e3 * statistics.median(cpu[1:]):.1f} | {wall[0]:.1f} |",
-        flush=True,
-    )
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="logistic regression,MLP")
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    print("| model, clients | wall ms a round | CPU ms | first round, s |")
-    print("|---|---|---|---|")
-    for name in args.models.split(","):
-        for ragged in (False, True):
-            measure(name, ragged, args.rounds)
+    print_row(name, ragged, wall[1:], cpu[1:], wall[0])
 
 
 if __name__ == "__main__":
-    main()
+    run_table(__doc__.splitlines()[0], ("logistic regression", "MLP"), 5, measure)

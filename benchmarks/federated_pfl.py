@@ -8,12 +8,11 @@ The data law, models, cohort size (exactly 100 clients a round), batches and opt
 the rounds that are timed.
 """
 
-import argparse
-import statistics
 import time
 
 import numpy as np
 import torch
+from federated_law import BATCH, COHORT, client_sizes, print_row, run_table
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -26,8 +25,6 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
-
-NUM_CLIENTS, COHORT, BATCH = 1_000, 100, 20
 
 
 class Network(torch.nn.Module):
@@ -62,12 +59,6 @@ def cnn():
 
 
 MODELS = {"logistic regression": logistic_regression, "MLP": mlp, "CNN": cnn}
-
-
-def client_sizes(rng, ragged):
-    if not ragged:
-        return np.full(NUM_CLIENTS, 20)
-    return np.clip(rng.lognormal(2.45, 1.1, NUM_CLIENTS).astype(int), 1, 160)
 
 
 class Clock(TrainingProcessCallback):
@@ -111,26 +102,9 @@ def measure(name, ragged, num_rounds):
         callbacks=[clock],
     )
     wall, cpu = np.diff(np.asarray(clock.times), axis=0).T
-    kind = "ragged" if ragged else "equal"
     # The first round evaluates before it trains: it is left out.
-    print(
-        f"| {name}, {kind} | {1e3 * statistics.median(wall[1:]):.1f} | "
-        f"{1e3 * statistics.median(cpu[1:]):.1f} | {wall[0]:.1f} |",
-        flush=True,
-    )
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=8)
-    args = parser.parse_args()
-    print("| model, clients | wall ms a round | CPU ms | first round, s |")
-    print("|---|---|---|---|")
-    for name in args.models.split(","):
-        for ragged in (False, True):
-            measure(name, ragged, args.rounds)
+    print_row(name, ragged, wall[1:], cpu[1:], wall[0])
 
 
 if __name__ == "__main__":
-    main()
+    run_table(__doc__.splitlines()[0], MODELS, 8, measure)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxdp
 from jaxdp import accounting as acc
-from jaxdp import checkpoint, sampling, transforms
+from jaxdp import checkpoint, federated, sampling, transforms
 from jaxdp.checkpoint import manifest, runs
 
 STEPS = 20
@@ -296,6 +296,99 @@ def test_a_run_whose_event_has_varied_may_be_resumed(tmp_path):
     checkpoint.save(tmp_path, {**state, "opt_state": varied})
     back = checkpoint.restore(tmp_path, state)
     np.testing.assert_array_equal(back["opt_state"].event, [0, 0])
+
+
+def spent_state(key=KEY, step=3, **more):
+    """A run that has taken some steps, beside a key and a count of its owner's own."""
+    links = optax.chain(
+        jaxdp.add_gaussian_noise(1.0, key=key),
+        transforms.scale_by_adam_bc(0.1),
+    )
+    tx = jaxdp.with_budget(links, event=acc.Gaussian(1.0), target_epsilon=50.0, delta=1e-5)
+    params = {"w": jnp.ones(3)}
+    opt_state = tx.init(params)
+    for _ in range(step):
+        _, opt_state = tx.update(jaxdp.ClippedSum(params, 1.0), opt_state, params)
+    return {"params": params, "opt_state": opt_state, "key": jax.random.key(1), **more}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"key": jax.random.key(6)}, r"its key at \['opt_state'\]\.inner_state\[0\]\.key"),
+        ({"step": 2}, r"it came to step 3 at \['opt_state'\], and the state given to 2"),
+        ({"step": 0}, r"it came to step 3 at \['opt_state'\], and the state given to 0"),
+    ],
+)
+def test_another_run_or_an_earlier_step_never_takes_the_place_of_a_spent_one(
+    changed, message, tmp_path
+):
+    checkpoint.save(tmp_path, spent_state())
+    before = everything_in(tmp_path)
+    with pytest.raises(ValueError, match=f"{message}.*save in another folder or delete this one"):
+        checkpoint.save(tmp_path, spent_state(**changed))
+    assert everything_in(tmp_path) == before
+    # It may be the state to restore with: its values are not looked at.
+    back = checkpoint.restore(tmp_path, spent_state(**changed))
+    assert bits(back) == bits(spent_state())
+
+
+def test_what_is_the_owners_own_may_change_between_saves(tmp_path):
+    """A key that is split, a count that begins again, a fresh optimizer behind the noise."""
+    state = {**spent_state(), "count": jnp.int32(7)}
+    checkpoint.save(tmp_path, state)
+    checkpoint.save(tmp_path, state)
+    budget = spent_state(step=4)["opt_state"]
+    fresh = spent_state(step=0)["opt_state"].inner_state[1]
+    inner = (budget.inner_state[0], fresh)
+    other = {
+        **state,
+        "opt_state": budget._replace(inner_state=inner),
+        "key": jax.random.key(2),
+        "count": jnp.int32(0),
+    }
+    checkpoint.save(tmp_path, other)
+    assert bits(checkpoint.restore(tmp_path, state)) == bits(other)
+
+
+def federated_carry(cohorts, key=KEY, round_number=2, **settings):
+    settings = {"noise_multiplier": 4.0, "target_epsilon": 3.0, "delta": 1e-5} | settings
+    plan = federated.make_plan(cohorts, num_rounds=4, l2_clip_norm=1.0, **settings)
+    fed = federated.make_round(lambda *_: None, optax.sgd(1.0), plan)
+    return fed.init(jnp.zeros(2), key)._replace(round=jnp.int32(round_number))
+
+
+TURNS = federated.GroupCohorts(40, min_separation=10)
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "settings", "message"),
+    [
+        (federated.GroupCohorts(40, min_separation=20), {}, "take turns with period 10, .* 20"),
+        (federated.GroupCohorts(50, min_separation=10), {}, "its federated plan .* is another"),
+        (TURNS, {"noise_multiplier": 5.0}, "its privacy event .* is another one"),
+    ],
+)
+def test_a_federated_run_is_resumed_under_its_own_plan_alone(cohorts, settings, message, tmp_path):
+    checkpoint.save(tmp_path, federated_carry(TURNS))
+    before = everything_in(tmp_path)
+    for call in (checkpoint.restore, checkpoint.save):
+        with pytest.raises(ValueError, match=message):
+            call(tmp_path, federated_carry(cohorts, **settings))
+    for changed in ({"key": jax.random.key(6)}, {"round_number": 1}):
+        with pytest.raises(ValueError, match="a later state, or another run, is there"):
+            checkpoint.save(tmp_path, federated_carry(TURNS, **changed))
+    assert everything_in(tmp_path) == before
+
+
+def test_a_federated_run_without_a_budget_is_resumed_under_its_own_plan_alone(tmp_path):
+    free = {"target_epsilon": None}
+    checkpoint.save(tmp_path, federated_carry(TURNS, **free))
+    with pytest.raises(ValueError, match=r"has noise multiplier 4\.0, and the state given 10\.0"):
+        checkpoint.restore(tmp_path, federated_carry(TURNS, noise_multiplier=10.0, **free))
+    everyone = federated_carry(federated.GroupCohorts(40, min_separation=1), **free)
+    with pytest.raises(ValueError, match=r"its federated plan .* is another one"):
+        checkpoint.restore(tmp_path, everyone)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

@@ -4,17 +4,36 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _validate
-from jaxdp.transforms.budget import BudgetState
 
 # Replacing this file is what makes a save take effect, all at once.
 NAME = "jaxdp.json"
-FORMAT = "jaxdp checkpoint 1"
+FORMAT = "jaxdp checkpoint 2"
+
+# What a state of this package must go on with, by its type, and how to call it.
+_TERMS = {
+    "BudgetState": {
+        "target_epsilon": "its budget has target epsilon",
+        "log_delta": "its budget has log of delta",
+        "relation": "its budget is for neighbouring relation number",
+        "event": "its privacy event (noise multiplier, sampling) is another one: its hash is",
+    },
+    "TurnsState": {"period": "its clients take turns with period"},
+    "Terms": {
+        "digest": "its federated plan (sampler, budget) is another one: its hash is",
+        "noise_multiplier": "its federated plan has noise multiplier",
+    },
+}
+_HASHES = ("event", "digest")
+# How far a state of this package has come, which no later state takes back.
+_COUNTS = ("step", "round")
 
 
 def _kind(leaf: Any, where: str) -> list[Any]:
@@ -31,17 +50,53 @@ def describe(name: str, state: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(state)
     paths = [jax.tree_util.keystr(path) for path, _ in leaves]
     kinds = [_kind(leaf, name + path) for path, (_, leaf) in zip(paths, leaves, strict=True)]
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, BudgetState))
-    budgets = [node for node in nodes if isinstance(node, BudgetState)]
     return {
         "leaves": [[path, *kind] for path, kind in zip(paths, kinds, strict=True)],
-        "budgets": [
-            {
-                field: np.asarray(getattr(budget, field)).tolist()
-                for field in ("target_epsilon", "log_delta", "event")
-            }
-            for budget in budgets
-        ],
+        "states": [_promises(where, node) for where, node in _own_states("", state)],
+    }
+
+
+def _own_states(where: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """The states of this package in a pytree, however deep, and where they are."""
+
+    def is_own(node):
+        return hasattr(node, "_fields") and type(node).__module__.split(".")[0] == "jaxdp"
+
+    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_own):
+        if is_own(node):
+            here = where + jax.tree_util.keystr(path)
+            yield here, node
+            for field in node._fields:
+                yield from _own_states(f"{here}.{field}", getattr(node, field))
+
+
+def _promises(where: str, state: Any) -> dict[str, Any]:
+    """What one state has to go on with: its terms, its key, and how far it has come."""
+    # With several processes: what one of them does not hold is not compared.
+    held = {
+        field: getattr(state, field)
+        for field in state._fields
+        if getattr(getattr(state, field), "is_fully_replicated", True)
+    }
+    terms = {
+        field: np.asarray(held[field]).tolist()
+        for field in _TERMS.get(type(state).__name__, {})
+        if field in held
+    }
+    keys = {
+        field: hashlib.sha256(np.asarray(jax.random.key_data(leaf)).tobytes()).hexdigest()
+        for field, leaf in held.items()
+        if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key)
+    }
+    counts = {field: np.asarray(held[field]).tolist() for field in _COUNTS if field in held}
+    # A state with neither is post-processing, which may be begun again at any time.
+    counts = counts if keys or terms else {}
+    return {
+        "where": where,
+        "type": type(state).__name__,
+        "terms": terms,
+        "keys": keys,
+        "counts": counts,
     }
 
 
@@ -58,14 +113,36 @@ def differs(stored: dict[str, Any], given: dict[str, Any]) -> str | None:
             return f"at {path or 'the root'} it holds {has}, and the state given has {asked}"
     if list(leaves) != list(wanted):
         return "its leaves are in another order"
-    for one, other in zip(stored["budgets"], given["budgets"], strict=False):
-        for field, label in (("target_epsilon", "target epsilon"), ("log_delta", "log of delta")):
-            if one[field] != other[field]:
-                return f"its budget has {label} {one[field]}, and the state given {other[field]}"
-        # The hash is zero once the event has varied; what was spent is then all that is known.
-        known = np.any(one["event"]) and np.any(other["event"])
-        if known and one["event"] != other["event"]:
-            return "its privacy event (noise multiplier, sampling) is another one"
+    places, asked_places = (
+        [f"{state['type']} at {state['where'] or 'the root'}" for state in described["states"]]
+        for described in (stored, given)
+    )
+    if places != asked_places:
+        return f"its private states are {places}, and those of the state given {asked_places}"
+    for one, other in zip(stored["states"], given["states"], strict=True):
+        for field, has in one["terms"].items():
+            asked = other["terms"].get(field, has)
+            # A hash is zero once what it is of has varied, and says nothing any more.
+            known = field not in _HASHES or (np.any(has) and np.any(asked))
+            if known and has != asked:
+                return f"{_TERMS[one['type']][field]} {has}, and the state given {asked}"
+    return None
+
+
+def turns_back(stored: dict[str, Any], given: dict[str, Any]) -> str | None:
+    """Why a state does not come after the one that was stored, or None if it may.
+
+    The keys of this package's states are fixed for a run, and their counts only grow. A run's
+    other keys and counts are its own affair.
+    """
+    for one, other in zip(stored["states"], given["states"], strict=True):
+        for field, has in one["keys"].items():
+            if other["keys"].get(field, has) != has:
+                return f"its key at {one['where']}.{field} is another one"
+        for field, has in one["counts"].items():
+            if np.any(np.asarray(other["counts"].get(field, has)) < np.asarray(has)):
+                came = other["counts"][field]
+                return f"it came to {field} {has} at {one['where']}, and the state given to {came}"
     return None
 
 

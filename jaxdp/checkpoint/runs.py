@@ -140,7 +140,8 @@ def save(path: Any, state: Any) -> None:
     Raises:
       ValueError: if ``state`` has a leaf that is no array or number, or none at all; if
         ``path`` holds something that is not a checkpoint, a damaged one, or one of another
-        structure or privacy budget: it is then left as it is.
+        structure, privacy budget or run (another key), or of a later step: it is then left
+        as it is. To start anew, save in another folder or delete this one.
       ImportError: if Orbax is not installed (the extra ``checkpoint``).
 
     Guarantee:
@@ -169,6 +170,9 @@ def save(path: Any, state: Any) -> None:
         before = manifest.read(folder)
         if why := manifest.differs(before, described):
             manifest.refuse(folder, f"another one is there: {why}")
+        if why := manifest.turns_back(before, described):
+            anew = "To start anew, save in another folder or delete this one"
+            manifest.refuse(folder, f"a later state, or another run, is there: {why}. {anew}")
         number = before["number"] + 1
     elif folder.exists() and _foreign(folder):
         manifest.refuse(
@@ -212,8 +216,8 @@ def restore(path: Any, like: Any) -> Any:
     Raises:
       ValueError: if there is no finished checkpoint, a file of it is missing or has changed
         since it was written, or it does not fit ``like``: another structure, shape, type or
-        kind of key, another target epsilon, delta or privacy event. To go on under another
-        event on purpose, restore with the state of the old chain.
+        kind of key, another target epsilon, delta, privacy event or federated plan. To go on
+        under another event on purpose, restore with the state of the old chain.
       ImportError: if Orbax is not installed (the extra ``checkpoint``).
 
     Guarantee:

@@ -3,6 +3,10 @@
 Loops have dynamic trip counts, and the last batch of an epoch, or the only one of a small
 client, has the smallest of a few static shapes that holds it. No reverse-mode derivative can be
 taken through these loops; none is needed, since gradients are taken inside a step.
+
+Rounding is amplified by training, up to the whole clip norm. So nothing that a client computes with
+may follow the clients that run side by side with it: those loop to the largest size among
+them, leave a state alone that is done, and all take the full shape of a batch.
 """
 
 import functools
@@ -20,7 +24,6 @@ class LocalBatch(NamedTuple):
 
     positions: jax.Array  # int32 [batch_size], places among the client's rows
     num_rows: jax.Array  # int32 scalar, how many of them count, 0 to batch_size
-    loop_rows: jax.Array  # int32 scalar, the most that count in a client running side by side
     widths: tuple[int, ...]  # the static shapes to choose from, ascending
 
 
@@ -56,7 +59,10 @@ def _lengths(possible_sizes: Sizes, batch_size: int) -> tuple[int, ...]:
 
 
 def _order(client: Client, key: jax.Array, batch_size: int) -> jax.Array:
-    """A random order of the client's rows, int32 [whole batches], any place past its end."""
+    """A random order of the client's rows, int32 [whole batches], any place past its end.
+
+    Integers alone: the same whatever the length it is sorted at.
+    """
     loop_size = client.size if client.loop_size is None else client.loop_size
     total = -(-max(client.possible_sizes[-1], 1) // batch_size) * batch_size
     lengths = _lengths(client.possible_sizes, batch_size)
@@ -72,9 +78,11 @@ def _order(client: Client, key: jax.Array, batch_size: int) -> jax.Array:
         return jnp.pad(order, (0, max(total - length, 0)))[:total]
 
     needed = jnp.where(loop_size > batch_size, loop_size, 0)
-    return jax.lax.switch(
+    order = jax.lax.switch(
         _smallest(lengths, needed), [functools.partial(sort, length) for length in lengths]
     )
+    # Whether a client is shuffled is for its own size to say.
+    return jnp.where(client.size > batch_size, order, sort(0))
 
 
 def _smallest(ascending: tuple[int, ...], needed: jax.Array) -> jax.Array:
@@ -99,7 +107,8 @@ def local_steps(
     """
     loop_size = client.size if client.loop_size is None else client.loop_size
     num_steps = (loop_size + batch_size - 1) // batch_size
-    shapes = widths(client.possible_sizes, batch_size)
+    runs_alone = client.loop_size is None
+    shapes = widths(client.possible_sizes, batch_size) if runs_alone else (batch_size,)
 
     def run_epoch(epoch, state):
         epoch_key = jax.random.fold_in(key, epoch)
@@ -111,14 +120,13 @@ def local_steps(
 
         def run_step(number, state):
             first = number * batch_size
-            batch = LocalBatch(
-                jax.lax.dynamic_slice(order, (first,), (batch_size,)),
-                jnp.clip(client.size - first, 0, batch_size),
-                jnp.clip(loop_size - first, 0, batch_size),
-                shapes,
-            )
+            num_rows = jnp.clip(client.size - first, 0, batch_size)
+            positions = jax.lax.dynamic_slice(order, (first,), (batch_size,))
+            # Copies of a row that counts fill up the shape.
+            counts = jnp.arange(batch_size, dtype=jnp.int32) < num_rows
+            batch = LocalBatch(jnp.where(counts, positions, positions[0]), num_rows, shapes)
             new_state = step(state, batch, jax.random.fold_in(steps_key, number))
-            if client.loop_size is None:
+            if runs_alone:
                 return new_state
             keep = batch.num_rows > 0
             return jax.tree.map(lambda new, old: jnp.where(keep, new, old), new_state, state)
@@ -135,6 +143,8 @@ def over_rows(
 ) -> Any:
     """``fn(examples, counts, positions)`` on the batch at the smallest shape that holds it.
 
+    A client that runs side by side with others has the full shape only.
+
     ``examples`` is a pytree of arrays ``[width, ...]``; ``counts`` a float ``[width]``, 1
     for the batch's rows and 0 for the copies that fill the shape; ``positions`` int32 ``[width]``.
     """
@@ -145,6 +155,6 @@ def over_rows(
         return fn(client.take(positions), counts.astype(jnp.float32), positions)
 
     return jax.lax.switch(
-        _smallest(batch.widths, batch.loop_rows),
+        _smallest(batch.widths, batch.num_rows),
         [functools.partial(at, width) for width in batch.widths],
     )

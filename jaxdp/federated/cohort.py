@@ -78,9 +78,15 @@ class CohortSampler:
         if source.num_clients != self.num_clients:
             given = f"one of {source.num_clients} clients"
             _validate.refuse("federation", given, f"of the sampler's {self.num_clients} clients")
-        draw = self.draw(key, jnp.asarray(round_number, jnp.int32))
-        cohort = source.cohort(draw.client_ids, draw.is_padding, drawn_by=self)
-        return dataclasses.replace(cohort, overflowed=draw.overflowed)
+        round_number = jnp.asarray(round_number, jnp.int32)
+        draw = self.draw(key, round_number)
+        return dataclasses.replace(
+            source.cohort(draw.client_ids, draw.is_padding),
+            overflowed=draw.overflowed,
+            # A copy: a carry may be donated to the round that takes this cohort.
+            round_number=jnp.array(round_number, copy=True),
+            drawn_by=self,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +235,7 @@ class GroupCohorts(CohortSampler):
     Args:
       num_clients: Clients in the federation, >= 1, public.
       min_separation: Rounds from one participation of a client to its next, >= 1, at most
-        ``num_clients``.
+        ``num_clients``, and the two together below 2**31.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -257,7 +263,10 @@ class GroupCohorts(CohortSampler):
 
     def __post_init__(self):
         n = _validate.integer("num_clients", self.num_clients, minimum=1, maximum=2**31 - 1)
-        _validate.integer("min_separation", self.min_separation, minimum=1, maximum=n)
+        separation = _validate.integer("min_separation", self.min_separation, minimum=1, maximum=n)
+        if n + separation >= 2**31:
+            # A group is counted past its last member, in int32.
+            _validate.refuse("min_separation", separation, "below 2**31 with num_clients added")
 
     @property
     def expected_cohort_size(self) -> float:

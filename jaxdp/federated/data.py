@@ -9,6 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _validate
+from jaxdp.federated.rows import rows_like
+
+# The round of a cohort that no sampler drew.
+BY_HAND = -1
 
 # More distinct sizes than this are described by their range.
 _FEW = 64
@@ -51,9 +55,7 @@ class Source(Protocol):
     @property
     def num_clients(self) -> int: ...
 
-    def cohort(
-        self, client_ids: jax.Array, is_padding: jax.Array | None = None, *, drawn_by: Any = None
-    ) -> "Cohort": ...
+    def cohort(self, client_ids: jax.Array, is_padding: jax.Array | None = None) -> "Cohort": ...
 
 
 @jax.tree_util.register_dataclass
@@ -68,6 +70,8 @@ class Cohort:
       sizes: int32 ``[m]``, each client's number of rows.
       is_padding: bool ``[m]``: slots without a client, which count for nothing.
       overflowed: bool scalar: the draw had more clients than there are slots.
+      round_number: int32 scalar, the round that it was drawn for; -1 for a cohort that was put
+        together by hand.
       possible_sizes: Static: every size that a client can have.
       drawn_by: Static: the cohort sampler, or None for a cohort that was put together by hand.
     """
@@ -78,6 +82,7 @@ class Cohort:
     sizes: jax.Array
     is_padding: jax.Array
     overflowed: jax.Array
+    round_number: jax.Array
     possible_sizes: Sizes = dataclasses.field(metadata={"static": True})
     drawn_by: Any = dataclasses.field(metadata={"static": True})
 
@@ -120,14 +125,12 @@ class Federation:
     def num_clients(self) -> int:
         return self.sizes.shape[0]
 
-    def cohort(
-        self, client_ids: jax.Array, is_padding: jax.Array | None = None, *, drawn_by: Any = None
-    ) -> Cohort:
+    def cohort(self, client_ids: jax.Array, is_padding: jax.Array | None = None) -> Cohort:
         """The cohort of these clients: distinct ids ``[m]`` from 0 to ``num_clients - 1``.
 
         Others are refused, and where they are traced they count as padding.
         """
-        client_ids, is_padding = _checked(client_ids, is_padding, self.num_clients, drawn_by)
+        client_ids, is_padding = checked_ids(client_ids, is_padding, self.num_clients)
         return Cohort(
             source=self.examples,
             client_ids=client_ids,
@@ -136,7 +139,8 @@ class Federation:
             is_padding=is_padding,
             overflowed=jnp.zeros((), bool),
             possible_sizes=self.possible_sizes,
-            drawn_by=drawn_by,
+            round_number=jnp.asarray(BY_HAND, jnp.int32),
+            drawn_by=None,
         )
 
 
@@ -180,14 +184,12 @@ class GeneratedFederation:
         _validate.function("make_client", self.make_client)
         _validate.integer("num_clients", self.num_clients, minimum=1, maximum=2**31 - 1)
 
-    def cohort(
-        self, client_ids: jax.Array, is_padding: jax.Array | None = None, *, drawn_by: Any = None
-    ) -> Cohort:
+    def cohort(self, client_ids: jax.Array, is_padding: jax.Array | None = None) -> Cohort:
         """The cohort of these clients: distinct ids ``[m]`` from 0 to ``num_clients - 1``.
 
         Others are refused, and where they are traced they count as padding.
         """
-        client_ids, is_padding = _checked(client_ids, is_padding, self.num_clients, drawn_by)
+        client_ids, is_padding = checked_ids(client_ids, is_padding, self.num_clients)
         shapes, _ = jax.eval_shape(self.make_client, jax.ShapeDtypeStruct((), jnp.int32))
         most = _validate.leading_axis("make_client's examples", shapes)
         # Only the sizes are asked for here: a compiler drops the rest.
@@ -200,21 +202,19 @@ class GeneratedFederation:
             is_padding=is_padding,
             overflowed=jnp.zeros((), bool),
             possible_sizes=range(most + 1),
-            drawn_by=drawn_by,
+            round_number=jnp.asarray(BY_HAND, jnp.int32),
+            drawn_by=None,
         )
 
 
-def _checked(
-    client_ids: Any, is_padding: Any, num_clients: int, drawn_by: Any
-) -> tuple[jax.Array, jax.Array]:
+def checked_ids(client_ids: Any, is_padding: Any, num_clients: int) -> tuple[jax.Array, jax.Array]:
+    """The ids and which slots are padding, those of an id out of range or taken included."""
     ids = jnp.asarray(client_ids)
     if ids.ndim != 1 or not jnp.issubdtype(ids.dtype, jnp.integer):
         _validate.refuse("client_ids", client_ids, "an integer array of one axis")
     mask = jnp.zeros(ids.shape, bool) if is_padding is None else jnp.asarray(is_padding)
     if mask.shape != ids.shape or mask.dtype != jnp.bool_:
         _validate.refuse("is_padding", is_padding, f"a bool array of shape {ids.shape}")
-    if drawn_by is not None:
-        return ids.astype(jnp.int32), mask
     # A client that took part twice, or under another's id, would weigh twice its bound.
     bad = ~mask & ((ids < 0) | (ids >= num_clients) | _stands_before(ids, mask))
     if not _validate.is_traced(bad) and bool(jnp.any(bad)):
@@ -256,18 +256,20 @@ def from_clients(clients: Sequence[Any]) -> Federation:
     """Puts a list of clients' data sets one after the other.
 
     Args:
-      clients: For each client a pytree of arrays ``[n_i, ...]``, all of one structure; ``n_i``
-        may be 0.
+      clients: For each client a pytree of arrays ``[n_i, ...]``, with the structure, types and
+        shapes of a row of client 0; ``n_i`` may be 0.
 
     Returns:
       The federation: client ``i`` is the ``i``-th of the list.
 
     Raises:
-      ValueError: if there is no client or no row at all, structures differ, or the arrays of
-        one client disagree in their first axis.
+      ValueError: if there is no client or no row at all, a client's rows are not of the kind of
+        client 0's, or its arrays disagree in their first axis. Nothing is converted: one
+        client's type would change the numbers of all.
 
     Guarantee:
-      None by itself. The list's length is taken as public, the sizes are not.
+      None by itself. The list's length is taken as public, the sizes are not. A refusal tells
+      of a client's data: it is the curator's check, before anything is released.
 
     Example:
       >>> import numpy as np
@@ -278,12 +280,8 @@ def from_clients(clients: Sequence[Any]) -> Federation:
     clients = list(clients)
     if not clients:
         _validate.refuse("clients", clients, "a sequence of at least one client")
-    sizes = [_validate.leading_axis(f"clients[{i}]", client) for i, client in enumerate(clients)]
-    structure: Any = jax.tree.structure(clients[0])
-    for i, client in enumerate(clients):
-        if jax.tree.structure(client) != structure:
-            given = jax.tree.structure(client)
-            _validate.refuse(f"clients[{i}]", given, f"of the first one's structure {structure}")
+    kind = rows_like(clients[0])
+    sizes = [kind.check(f"clients[{i}]", client) for i, client in enumerate(clients)]
     rows = jax.tree.map(lambda *leaves: np.concatenate([np.asarray(x) for x in leaves]), *clients)
     return _federation(rows, np.asarray(sizes))
 

@@ -11,27 +11,30 @@ import optax
 
 from jaxdp import _random, _validate, accounting, noise
 from jaxdp.clipping import rescale
-from jaxdp.federated import _streams, metrics
+from jaxdp.federated import _streams, metrics, terms
 from jaxdp.federated.client import ClientUpdateFn, widened
 from jaxdp.federated.cohort import CohortSampler
 from jaxdp.federated.metrics import RoundMetrics
-from jaxdp.federated.plan import as_drawn
-from jaxdp.federated.pseudo_grad import PerClient, clip, sum_over_clients
+from jaxdp.federated.plan import NumbersAsLeaves, as_drawn, check_run
+from jaxdp.federated.pseudo_grad import PerClient, check_key, clip, sum_over_clients
 from jaxdp.federated.round import Carry, FederatedRound
 
 
-@jax.tree_util.register_dataclass
+@jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
-class LocalPlan:
+class LocalPlan(NumbersAsLeaves):
     """What a run under local privacy promises each client that takes part.
 
     Args:
       noise_multiplier: z, each client's noise standard deviation over twice the clip norm, which
-        is how far apart the deltas of two data sets can be.
+        is how far apart the deltas of two data sets can be; >= 0, and it may be traced.
       l2_clip_norm: L2 bound on one client's delta, or a pytree prefix of them.
       cohorts: The sampler.
-      num_rounds: Rounds that were planned.
-      delta: Of the guarantee; None for a run that nobody accounts for.
+      num_rounds: Rounds that were planned, >= 1.
+      delta: Of the guarantee, in (0, 1); None for a run that nobody accounts for.
+
+    Raises:
+      ValueError: if an argument is out of range.
 
     Example:
       >>> from jaxdp import federated
@@ -43,15 +46,21 @@ class LocalPlan:
 
     noise_multiplier: Any
     l2_clip_norm: Any
-    cohorts: CohortSampler = dataclasses.field(metadata={"static": True})
-    num_rounds: int = dataclasses.field(metadata={"static": True})
-    delta: float | None = dataclasses.field(metadata={"static": True})
+    cohorts: CohortSampler
+    num_rounds: int
+    delta: float | None
+
+    def __post_init__(self):
+        check_run(self.cohorts, self.num_rounds, self.delta)
+        rescale.clip_rule(self.l2_clip_norm, None, "clip")
+        # What is drawn is what is accounted for.
+        object.__setattr__(self, "noise_multiplier", as_drawn(self.noise_multiplier))
 
     @property
     def event(self) -> accounting.Event:
         """All messages of a client that takes part as often as it can."""
         return accounting.Repeated(
-            accounting.Gaussian(as_drawn(self.noise_multiplier)),
+            accounting.Gaussian(self.noise_multiplier),
             self.cohorts.participations(self.num_rounds),
         )
 
@@ -87,7 +96,8 @@ def make_local_round(
 
     Raises:
       ValueError: if an argument is out of range; in ``round``, if a cohort was not drawn by
-        the plan's sampler.
+        the plan's sampler, or for another round than the carry's (where both are known; else
+        the carry comes back as it was).
 
     Guarantee:
       ``plan.epsilon``: local, for one client's whole data set replaced by any other, against
@@ -119,7 +129,7 @@ def make_local_round(
     _validate.integer("client_chunk_size", client_chunk_size, minimum=1)
     rule = rescale.clip_rule(plan.l2_clip_norm, None, "clip")
     expected = plan.cohorts.expected_cohort_size
-    event = accounting.Gaussian(as_drawn(plan.noise_multiplier))
+    event = accounting.Gaussian(plan.noise_multiplier)
     # Whether a client has a slot does not depend on anyone's data: nothing overflows here.
     epsilon_after = metrics.epsilon_after(event, plan.cohorts, plan.delta, overflow_delta=0.0)
 
@@ -127,14 +137,15 @@ def make_local_round(
         _validate.key("key", key)
         params = jax.tree.map(jnp.asarray, _validate.float_tree("params", params))
         opt_state = server_optimizer.init(widened(params))
-        return Carry(params, opt_state, _random.copy(key), jnp.zeros((), jnp.int32))
+        start = jnp.zeros((), jnp.int32)
+        return Carry(params, opt_state, _random.copy(key), start, terms.of_plan(plan))
 
     def sample(federation, carry):
         return plan.cohorts.sample(federation, carry.key, carry.round)
 
     def round(carry, cohort):
-        if cohort.drawn_by != plan.cohorts:
-            _validate.refuse("cohort", cohort.drawn_by, f"drawn by the plan's {plan.cohorts}")
+        is_taken = terms.is_current(cohort, plan.cohorts, carry.round)
+        check_key(carry.key, client_chunk_size)
         stddev = 2 * plan.noise_multiplier * rescale.sensitivities(rule)[0]
         train_key = _streams.of_round(carry.key, _streams.CLIENT, carry.round)
         noise_key = _streams.of_round(carry.key, _streams.LOCAL_NOISE, carry.round)
@@ -164,14 +175,17 @@ def make_local_round(
         mean = jax.tree.map(lambda leaf: -leaf / expected, total)
         updates, opt_state = server_optimizer.update(mean, carry.opt_state, carry.params)
         params = optax.apply_updates(carry.params, updates)
-        number = carry.round + 1
+        is_own = terms.hold(carry.terms, plan)
+        own_terms = terms.after_round(carry.terms, is_own)
+        after = Carry(params, opt_state, carry.key, carry.round + 1, own_terms)
+        after = terms.select(is_taken, after, carry)
         clients = jnp.sum(~cohort.is_padding)
         noise_norm = stddev * jnp.sqrt(clients * jnp.float32(metrics.num_entries(exact)))
         report = metrics.of_clients(cohort, per_client, plan.l2_clip_norm, exact, noise_norm)
-        return Carry(params, opt_state, carry.key, number), RoundMetrics(
-            epsilon=epsilon_after(number),
-            exhausted=jnp.zeros((), bool),
-            evaluation=None if evaluate is None else evaluate(params),
+        return after, RoundMetrics(
+            epsilon=jnp.where(is_own, epsilon_after(after.round), jnp.inf),
+            exhausted=~is_taken,
+            evaluation=None if evaluate is None else evaluate(after.params),
             **report,
         )
 

@@ -25,8 +25,10 @@ class RoundMetrics(NamedTuple):
     signal_to_noise: jax.Array  # float scalar, norm of the sum over the noise's. NOT private
     overflowed: jax.Array  # bool scalar, whether slots ran out for some clients. NOT private
     clip_norm: Any  # float scalar or pytree: the clip norm of this round
-    epsilon: jax.Array  # float scalar, spent so far at the plan's delta; inf without one
-    exhausted: jax.Array  # bool scalar, whether the next round will be refused
+    epsilon: jax.Array  # float scalar, spent so far at the plan's delta; inf without one, or
+    # where the run began under another plan
+    exhausted: jax.Array  # bool scalar, whether the next round will be refused or this one was
+    # (another round's cohort, another plan's carry)
     evaluation: Any  # what ``evaluate`` returned for the params after this round; NOT private
     # if it looks at private data
 

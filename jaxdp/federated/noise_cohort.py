@@ -2,15 +2,17 @@
 
 from typing import NamedTuple
 
-from jaxdp import _validate, accounting
+from jaxdp import _validate
 from jaxdp.federated.cohort import CohortSampler
+from jaxdp.federated.plan import make_plan
 
 
 class NoiseCohort(NamedTuple):
     """A simulation that has the noise of a larger deployment; ``print`` says what is real.
 
     Args:
-      noise_multiplier: What to run the simulation with (``make_plan(simulated, ...)``).
+      noise_multiplier: What to run the simulation with (``make_plan(simulated, ...)``), as
+        float32 has it where that is less.
       real_epsilon: What the models of the simulation really cost the simulated clients.
       hypothetical_epsilon: What the same models would cost in the deployment. NOT a guarantee
         for anyone whose data are simulated on.
@@ -89,16 +91,18 @@ def noise_cohort(
         allowed = f"of at least the simulated size, {simulated.expected_cohort_size:g} a round"
         _validate.refuse("hypothetical", hypothetical, allowed)
 
-    def epsilon(cohorts, multiplier):
-        left = delta - cohorts.overflow_delta(num_rounds)
-        if left <= 0.0:
-            return float("inf")
-        return accounting.epsilon(cohorts.run_event(multiplier, num_rounds), left)
-
-    simulated_multiplier = float(noise_multiplier) * share
-    return NoiseCohort(
-        simulated_multiplier,
-        epsilon(simulated, simulated_multiplier),
-        epsilon(hypothetical, float(noise_multiplier)),
-        float(delta),
+    # The plans that will run: the noise as it is drawn, slots that overflow included.
+    real, imagined = (
+        make_plan(
+            cohorts,
+            num_rounds=num_rounds,
+            l2_clip_norm=1.0,
+            noise_multiplier=multiplier,
+            delta=delta,
+        )
+        for cohorts, multiplier in (
+            (simulated, float(noise_multiplier) * share),
+            (hypothetical, float(noise_multiplier)),
+        )
     )
+    return NoiseCohort(real.noise_multiplier, real.epsilon, imagined.epsilon, float(delta))

@@ -1,6 +1,7 @@
 """The privacy of a federated run as data: sampler, noise, budget and what they promise."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from jaxdp import _validate, accounting, transforms
 from jaxdp.clipping import rescale
 from jaxdp.federated.cohort import CohortSampler, PoissonCohorts
+from jaxdp.federated.mime import MimeSum
 
 # The part of delta that pays for cohorts too large for their slots.
 _OVERFLOW_SHARE = 0.01
@@ -29,12 +31,31 @@ class AdaptiveClip(NamedTuple):
     learning_rate: Any = 0.2
 
 
-@jax.tree_util.register_dataclass
+class NumbersAsLeaves:
+    """A plan as a pytree: the first two fields, its numbers, are leaves; the rest is static."""
+
+    def tree_flatten_with_keys(self):
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        leaves = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names[:2]]
+        return leaves, tuple(getattr(self, name) for name in names[2:])
+
+    @classmethod
+    def tree_unflatten(cls, static, leaves):
+        # Past __init__ and its checks: JAX also rebuilds pytrees from placeholders.
+        plan = object.__new__(cls)
+        values = (*leaves, *static)
+        for field, value in zip(dataclasses.fields(cls), values, strict=True):  # type: ignore[arg-type]
+            object.__setattr__(plan, field.name, value)
+        return plan
+
+
+@jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
-class ClientPlan:
+class ClientPlan(NumbersAsLeaves):
     """What a federated run promises each client; ``print`` gives the statement to publish.
 
     Made by ``make_plan``. A pytree: the two numbers are leaves, the rest is static.
+    ``dataclasses.replace`` changes a plan and checks it again; it does not calibrate.
 
     Args:
       noise_multiplier: Noise standard deviation over the L2 sensitivity of the cohort's sum, all
@@ -46,14 +67,29 @@ class ClientPlan:
       target_epsilon: The budget that is enforced; None if none is.
       delta: Of the whole guarantee, slots that overflow included; None for a run that nobody
         accounts for.
+
+    Raises:
+      ValueError: if an argument is out of range, or the slots of an enforced budget are too few
+        for the delta.
     """
 
     noise_multiplier: Any
     l2_clip_norm: Any
-    cohorts: CohortSampler = dataclasses.field(metadata={"static": True})
-    num_rounds: int = dataclasses.field(metadata={"static": True})
-    target_epsilon: float | None = dataclasses.field(metadata={"static": True})
-    delta: float | None = dataclasses.field(metadata={"static": True})
+    cohorts: CohortSampler
+    num_rounds: int
+    target_epsilon: float | None
+    delta: float | None
+
+    def __post_init__(self):
+        check_run(self.cohorts, self.num_rounds, self.delta)
+        _check_target(self.target_epsilon, self.delta)
+        # What is drawn is what is accounted for, however the plan came about.
+        object.__setattr__(self, "noise_multiplier", as_drawn(self.noise_multiplier))
+        _check_clip(self.l2_clip_norm, self.noise_multiplier)
+        if isinstance(self.cohorts, PoissonCohorts) and self.cohorts.max_cohort_size is None:
+            _validate.refuse("max_cohort_size", None, "a number of slots, as make_plan finds it")
+        if self.target_epsilon is not None:
+            _check_slots(self.cohorts, self.noise_multiplier, self.target_epsilon, self.delta)
 
     @property
     def event(self) -> accounting.Event:
@@ -157,31 +193,50 @@ def make_plan(
     References:
       McMahan et al. 2018, arXiv:1710.06963; Andrew et al. 2021, arXiv:1905.03871.
     """
-    if not isinstance(cohorts, CohortSampler):
-        _validate.refuse("cohorts", cohorts, "a sampler such as PoissonCohorts(...)")
-    num_rounds = _validate.integer("num_rounds", num_rounds, minimum=1)
-    if not isinstance(l2_clip_norm, AdaptiveClip):
-        rescale.clip_rule(l2_clip_norm, None, "clip")
-    for name, value in (("target_epsilon", target_epsilon), ("delta", delta)):
-        if _validate.is_traced(value):
-            _validate.refuse(name, value, "a number that is known when the run is planned")
-    if delta is not None:
-        delta = float(_validate.delta("delta", delta))
+    check_run(cohorts, num_rounds, delta)
+    _check_target(target_epsilon, delta)
+    delta = None if delta is None else float(delta)
     if target_epsilon is None:
         if noise_multiplier is None:
             _validate.refuse("noise_multiplier", None, "given where target_epsilon is not")
-        noise_multiplier = as_drawn(noise_multiplier)
         if isinstance(cohorts, PoissonCohorts) and cohorts.max_cohort_size is None:
             share = _OVERFLOW_SHARE * (1e-6 if delta is None else delta)
             cohorts = cohorts.with_capacity(num_rounds=num_rounds, overflow_delta=share)
-        return ClientPlan(noise_multiplier, l2_clip_norm, cohorts, num_rounds, None, delta)
+        return ClientPlan(noise_multiplier, l2_clip_norm, cohorts, int(num_rounds), None, delta)
+    target_epsilon = float(target_epsilon)
+    if noise_multiplier is None:
+        noise_multiplier = _calibrated(cohorts, num_rounds, target_epsilon, delta)
+    noise_multiplier = as_drawn(noise_multiplier)
+    if _validate.is_traced(noise_multiplier):
+        allowed = "a number where target_epsilon is given"
+        _validate.refuse("noise_multiplier", noise_multiplier, allowed)
+    if isinstance(cohorts, PoissonCohorts) and cohorts.max_cohort_size is None:
+        cohorts = _with_slots(cohorts, noise_multiplier, target_epsilon, delta)
+    return ClientPlan(
+        noise_multiplier, l2_clip_norm, cohorts, int(num_rounds), target_epsilon, delta
+    )
+
+
+def check_run(cohorts: Any, num_rounds: Any, delta: Any) -> None:
+    """Refuses what is no sampler, number of rounds, or delta (None for none)."""
+    if not isinstance(cohorts, CohortSampler):
+        _validate.refuse("cohorts", cohorts, "a sampler such as PoissonCohorts(...)")
+    _validate.integer("num_rounds", num_rounds, minimum=1)
+    if _validate.is_traced(delta):
+        _validate.refuse("delta", delta, "a number that is known when the run is planned")
+    if delta is not None:
+        _validate.delta("delta", delta)
+
+
+def _check_target(target_epsilon: Any, delta: Any) -> None:
+    if target_epsilon is None:
+        return
+    if _validate.is_traced(target_epsilon):
+        allowed = "a number that is known when the run is planned"
+        _validate.refuse("target_epsilon", target_epsilon, allowed)
+    _validate.positive("target_epsilon", target_epsilon)
     if delta is None:
         _validate.refuse("delta", None, "given together with target_epsilon")
-    target_epsilon = float(_validate.positive("target_epsilon", target_epsilon))
-    noise_multiplier = _calibrated(cohorts, num_rounds, noise_multiplier, target_epsilon, delta)
-    _check_split(l2_clip_norm, noise_multiplier)
-    cohorts = _with_slots(cohorts, noise_multiplier, target_epsilon, delta)
-    return ClientPlan(noise_multiplier, l2_clip_norm, cohorts, num_rounds, target_epsilon, delta)
 
 
 def as_drawn(noise_multiplier: Any) -> Any:
@@ -192,13 +247,7 @@ def as_drawn(noise_multiplier: Any) -> Any:
     return min(float(noise_multiplier), float(np.float32(noise_multiplier)))
 
 
-def _calibrated(
-    cohorts: CohortSampler, num_rounds: int, given: Any, target_epsilon: float, delta: float
-) -> float:
-    if given is not None:
-        if _validate.is_traced(given):
-            _validate.refuse("noise_multiplier", given, "a number where target_epsilon is given")
-        return as_drawn(given)
+def _calibrated(cohorts: Any, num_rounds: int, target_epsilon: float, delta: Any) -> float:
     calibrated = accounting.calibrate(
         lambda noise_multiplier: cohorts.run_event(noise_multiplier, num_rounds),
         target_epsilon=target_epsilon,
@@ -210,18 +259,51 @@ def _calibrated(
     return float(above)
 
 
-def _check_split(l2_clip_norm: Any, noise_multiplier: float) -> None:
-    """Refuses a count of an adaptive clip norm that would cost more than the whole round."""
-    if isinstance(l2_clip_norm, AdaptiveClip):
-        transforms.split_noise_multiplier(noise_multiplier, l2_clip_norm.count_noise_multiplier)
+def _check_clip(l2_clip_norm: Any, noise_multiplier: Any) -> None:
+    if not isinstance(l2_clip_norm, AdaptiveClip):
+        rescale.clip_rule(l2_clip_norm, None, "clip")
+        return
+    initial, count_noise_multiplier = l2_clip_norm[:2]
+    if isinstance(initial, MimeSum):
+        _validate.refuse("l2_clip_norm", l2_clip_norm, "mime(...).l2_clip_norm, which is fixed")
+    rescale.clip_rule(initial, None, "clip")
+    if not _validate.is_traced((noise_multiplier, count_noise_multiplier)):
+        # A count must not cost more than the whole round.
+        transforms.split_noise_multiplier(noise_multiplier, count_noise_multiplier)
+
+
+def _check_slots(
+    cohorts: CohortSampler, noise_multiplier: Any, target_epsilon: float, delta: Any
+) -> None:
+    """Refuses slots whose running out costs more of delta than is set aside for it."""
+    if _validate.is_traced(noise_multiplier):
+        allowed = "a number where target_epsilon is given"
+        _validate.refuse("noise_multiplier", noise_multiplier, allowed)
+    if cohorts.overflow_delta(1) == 0.0:
+        return
+    if not isinstance(cohorts, PoissonCohorts):
+        allowed = "one without overflow_delta, or PoissonCohorts, where target_epsilon is given"
+        _validate.refuse("cohorts", cohorts, allowed)
+    enough = _with_slots(cohorts, noise_multiplier, target_epsilon, delta).max_cohort_size
+    if enough is not None and (cohorts.max_cohort_size or 0) < enough:
+        allowed = f"at least {enough}: fewer slots would cost more of delta"
+        _validate.refuse("max_cohort_size", cohorts.max_cohort_size, allowed)
 
 
 def _with_slots(
-    cohorts: CohortSampler, noise_multiplier: float, target_epsilon: float, delta: float
-) -> CohortSampler:
+    cohorts: PoissonCohorts, noise_multiplier: Any, target_epsilon: float, delta: Any
+) -> PoissonCohorts:
     """The sampler with slots for every round that the budget lets through."""
-    if not isinstance(cohorts, PoissonCohorts):
-        return cohorts
+    # By what is drawn, the same number before and after it has been through a program.
+    drawn = float(np.float32(noise_multiplier))
+    unsized = dataclasses.replace(cohorts, max_cohort_size=None)
+    return _enough_slots(unsized, drawn, float(target_epsilon), float(delta))
+
+
+@functools.lru_cache(maxsize=64)
+def _enough_slots(
+    cohorts: PoissonCohorts, noise_multiplier: float, target_epsilon: float, delta: float
+) -> PoissonCohorts:
     rounds = 1
     if _samples(cohorts):
         rounds = accounting.affordable_steps(
@@ -230,11 +312,4 @@ def _with_slots(
             delta=mechanism_delta(cohorts, delta),
         )
     share = _OVERFLOW_SHARE * delta
-    enough = cohorts.with_capacity(num_rounds=max(rounds, 1), overflow_delta=share)
-    if cohorts.max_cohort_size is None:
-        return enough
-    assert enough.max_cohort_size is not None
-    if cohorts.max_cohort_size < enough.max_cohort_size:
-        allowed = f"at least {enough.max_cohort_size}: fewer slots would cost more of delta"
-        _validate.refuse("max_cohort_size", cohorts.max_cohort_size, allowed)
-    return cohorts
+    return cohorts.with_capacity(num_rounds=max(rounds, 1), overflow_delta=share)

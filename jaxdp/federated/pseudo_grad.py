@@ -12,6 +12,7 @@ from jaxdp.clipping.clipped_sum import ClippedSum
 from jaxdp.federated import _streams
 from jaxdp.federated.client import ClientUpdate, ClientUpdateFn
 from jaxdp.federated.data import Cohort
+from jaxdp.federated.mime import MimeSum
 
 
 class PerClient(NamedTuple):
@@ -54,10 +55,12 @@ def clipped_pseudo_grad(
         parameters, in [1e-30, 1e30]; or a pytree prefix of the delta: each subtree is then
         clipped by itself to its own norm. Numbers may be traced.
       client_chunk_size: Clients that train side by side under ``vmap``. One after the other
-        (1) is the fastest on CPU; larger chunks serve accelerators. It changes the sum by
-        rounding only.
-      weight_cap: The number N of examples from which on a client counts in full, > 0; None
-        gives every client the weight 1. A client with fewer counts in proportion.
+        (1) is the fastest on CPU, and its cost follows each client's real size. Larger chunks
+        serve accelerators: all clients of a chunk then take as many local steps as its largest
+        needs, of ``batch_size`` rows each, so that nobody's rounding (which training amplifies)
+        depends on who else is in the chunk. Keys must then be of the default kind.
+      weight_cap: The number N of examples from which on a client counts in full, from 1 to
+        2**31; None gives every client the weight 1. A client with fewer counts in proportion.
 
     Returns:
       A pure function ``(params, cohort, key) -> (ClippedSum, PerClient)`` with sums in float32
@@ -65,7 +68,8 @@ def clipped_pseudo_grad(
       in the cohort it stands. Padding slots cost nothing.
 
     Raises:
-      ValueError: if an argument is out of range, or the clip norm is not a prefix of the delta.
+      ValueError: if an argument is out of range, the clip norm is not a prefix of the delta, or
+        clients train side by side with keys of a kind that ``vmap`` draws differently from.
 
     Guarantee:
       One client's contribution has at most the sensitivity's norm, for neighbours that differ
@@ -98,20 +102,26 @@ def clipped_pseudo_grad(
         if _validate.is_traced(weight_cap):
             # Its sign could not be checked, and a weight must not leave [0, 1].
             _validate.refuse("weight_cap", weight_cap, "a number, not a traced value")
-        _validate.positive("weight_cap", weight_cap)
+        if not 1 <= _validate.positive("weight_cap", weight_cap) <= 2**31:
+            _validate.refuse("weight_cap", weight_cap, "a number from 1 to 2**31")
 
     def pseudo_grad_fn(params, cohort, key):
-        _validate.key("key", key)
+        check_key(key, client_chunk_size)
 
         def contribute(updates: ClientUpdate, sizes, is_absent):
             negated = jax.tree.map(jnp.negative, updates.delta)
             _validate.float_tree("client_update's delta", negated)
             rescale.check_structure(rule, negated)
+            if isinstance(negated, MimeSum) and not isinstance(l2_clip_norm, MimeSum):
+                allowed = (
+                    "mime(...).l2_clip_norm: two fixed norms, since the groups are clipped apart"
+                )
+                _validate.refuse("l2_clip_norm", l2_clip_norm, allowed)
+            is_absent |= sizes == 0
             weights = None
             if weight_cap is not None:
                 # By the cohort's sizes, whatever a client claims; at most 1.
-                weights = jnp.minimum(sizes / jnp.float32(weight_cap), 1)
-            is_absent |= sizes == 0
+                weights = jnp.minimum(jnp.where(is_absent, 0, sizes) / jnp.float32(weight_cap), 1)
             total, norm = clip(rule, negated, is_absent, weights)
             report = PerClient(norm, updates.loss, sizes)
             return total, jax.tree.map(
@@ -153,6 +163,15 @@ def clip(
     ), norms
 
 
+def check_key(key: jax.Array, client_chunk_size: int) -> None:
+    """Refuses a key of a round with which clients side by side would share their draws."""
+    _validate.key("key", key)
+    kind = jax.random.key_impl(key)
+    # Under vmap the others draw for all from the first client's key.
+    if client_chunk_size > 1 and kind != "threefry2x32":
+        _validate.refuse("key", f"a key of {kind}", "of threefry2x32 where client_chunk_size > 1")
+
+
 def sum_over_clients(
     train: Callable[[Any, jax.Array], Any],
     contribute: Callable[[Any, jax.Array, jax.Array], tuple[Any, Any]],
@@ -185,7 +204,7 @@ def sum_over_clients(
         here = number * chunk + jnp.arange(chunk, dtype=jnp.int32) < num_clients
         places = jnp.where(here, places, slots)  # past the end, so that nothing is written
         inside = jnp.minimum(places, max(slots - 1, 0))
-        if chunk == 1:
+        if client_chunk_size == 1:
             update = train(cohort.client(inside[0]), cohort.client_ids[inside[0]])
             updates = jax.tree.map(lambda leaf: leaf[None], update)
         else:

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxdp import _random, _validate, transforms
-from jaxdp.federated import _streams, metrics
+from jaxdp.federated import _streams, metrics, terms
 from jaxdp.federated import plan as planning
 from jaxdp.federated.client import ClientUpdateFn, widened
 from jaxdp.federated.data import Cohort, Source
 from jaxdp.federated.metrics import RoundMetrics
 from jaxdp.federated.plan import AdaptiveClip, ClientPlan
 from jaxdp.federated.pseudo_grad import clipped_pseudo_grad
+from jaxdp.federated.terms import Terms
 from jaxdp.federated.turns import with_budget_in_turns
 
 
@@ -23,7 +24,8 @@ class Carry(NamedTuple):
     params: Any  # pytree, the model: all that is meant to be released
     opt_state: Any  # noise, clip norm, server optimizer and budget
     key: jax.Array  # scalar PRNG key, fixed for the run
-    round: jax.Array  # int32 scalar, rounds so far, refused ones included
+    round: jax.Array  # int32 scalar, rounds so far, those that the budget refused included
+    terms: Terms  # of the plan that the run began under
 
 
 class FederatedRound(NamedTuple):
@@ -55,7 +57,9 @@ def make_round(
     - ``sample(federation, carry) -> cohort``: who takes part in the next round, by the plan's
       sampler; a function of the carry's key and round.
     - ``round(carry, cohort) -> (carry, metrics)``. Once the budget is gone it changes neither
-      the model nor the state of noise and optimizer.
+      the model nor the state of noise and optimizer. A cohort that was drawn for another round
+      gives the carry back as it was, and so does, where a target is enforced, the carry of
+      another plan (sampler, noise or budget).
 
     Args:
       client_update: ``(params, client, key) -> ClientUpdate``, as ``local_training`` makes it.
@@ -76,13 +80,14 @@ def make_round(
 
     Raises:
       ValueError: if an argument is out of range; in ``round``, if a cohort was not drawn by
-        the plan's sampler.
+        the plan's sampler, or for another round than the carry's (where both are known).
 
     Guarantee:
       All models together are what the plan promises, for one client with all its data, if
       the cohort of each round is the one that ``sample`` draws, rounds follow one
-      another, and the client update reads its own client alone. The metrics marked NOT
-      private are for the curator's eyes.
+      another, and the client update reads its own client alone. Where no target is enforced
+      a plan can go on from another one's carry; what was spent is then not known, and
+      reported as infinite. The metrics marked NOT private are for the curator's eyes.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -122,14 +127,16 @@ def make_round(
         params = jax.tree.map(jnp.asarray, _validate.float_tree("params", params))
         # The optimizer will see float32 from the first round on.
         opt_state = chain(key).init(widened(params))
-        return Carry(params, opt_state, _random.copy(key), jnp.zeros((), jnp.int32))
+        start = jnp.zeros((), jnp.int32)
+        return Carry(params, opt_state, _random.copy(key), start, terms.of_plan(plan))
 
     def sample(federation, carry):
         return plan.cohorts.sample(federation, carry.key, carry.round)
 
     def round(carry, cohort):
-        if cohort.drawn_by != plan.cohorts:
-            _validate.refuse("cohort", cohort.drawn_by, f"drawn by the plan's {plan.cohorts}")
+        is_current = terms.is_current(cohort, plan.cohorts, carry.round)
+        is_own = terms.hold(carry.terms, plan)
+        is_taken = is_current if plan.target_epsilon is None else is_current & is_own
         norm = transforms.clip_norm(carry.opt_state) if adaptive else plan.l2_clip_norm
         sum_clients = clipped_pseudo_grad(
             client_update,
@@ -151,18 +158,25 @@ def make_round(
             clipped, carry.opt_state, carry.params, **extra
         )
         params = optax.apply_updates(carry.params, updates)
-        number = carry.round + 1
+        after = Carry(
+            params,
+            opt_state,
+            carry.key,
+            carry.round + 1,
+            terms.after_round(carry.terms, is_own),
+        )
+        after = terms.select(is_taken, after, carry)
         noise_norm = (
             _delta_multiplier(plan, adaptive)
             * clipped.l2_sensitivity
             * math.sqrt(metrics.num_entries(clipped.value))
         )
         report = metrics.of_clients(cohort, per_client, norm, clipped.value, noise_norm)
-        epsilon, exhausted = epsilon_and_exhausted(opt_state, number)
-        return Carry(params, opt_state, carry.key, number), RoundMetrics(
-            epsilon=epsilon,
-            exhausted=exhausted,
-            evaluation=None if evaluate is None else evaluate(params),
+        epsilon, exhausted = epsilon_and_exhausted(after.opt_state, after.round)
+        return after, RoundMetrics(
+            epsilon=jnp.where(is_own, epsilon, jnp.inf),
+            exhausted=exhausted | ~is_taken,
+            evaluation=None if evaluate is None else evaluate(after.params),
             **report,
         )
 

@@ -37,14 +37,16 @@ def simulate(
 
     Each round draws its cohort, trains it, and releases the next model: ``make_round`` under
     ``jax.lax.scan``. Call it as it is, under ``jax.jit``, or under ``jax.vmap`` over keys,
-    learning rates and noise multipliers. In a compiled function, pass the federation as an
-    argument: closed over, its data would be written into the program.
+    learning rates and noise multipliers (a key of its own for each run). In a compiled function,
+    pass the federation as an argument: closed over, its data would be written into the program.
 
     Args:
       client_update: ``(params, client, key) -> ClientUpdate``, as ``local_training`` makes it.
       federation: A ``Federation`` or ``GeneratedFederation``.
       params: Pytree of float arrays, the first model; public.
-      key: Scalar typed PRNG key. One key, one run.
+      key: Scalar typed PRNG key, a new one for each run of which anything leaves the curator,
+        those of a sweep too (``jax.random.split``). Runs that share a key share their noise,
+        and a linear combination of two such models cancels it.
       plan: Sampler, noise, clip norm, rounds and budget, by ``make_plan``.
       server_optimizer: Any Optax optimizer; ``optax.sgd(1.0)`` is federated averaging.
       client_chunk_size: As for ``make_round``, like the arguments below.
@@ -60,7 +62,8 @@ def simulate(
 
     Guarantee:
       All models of the run together are what ``plan`` promises, for one client with all its
-      data. The metrics marked NOT private in ``RoundMetrics`` are not covered.
+      data, if no other run has the key; what several runs cost adds up. The metrics marked NOT
+      private in ``RoundMetrics`` are not covered.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax

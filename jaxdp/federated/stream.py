@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _random, _validate
-from jaxdp.federated.data import Cohort, Sizes, possible_sizes
+from jaxdp.federated.data import Cohort, Sizes, checked_ids, possible_sizes
 from jaxdp.federated.metrics import RoundMetrics
 from jaxdp.federated.round import Carry, FederatedRound
+from jaxdp.federated.rows import rows_like
 
 
 class RandomAccess(Protocol):
@@ -26,11 +27,16 @@ class HostFederation:
     """A federation in host memory or on disk, of which a round reads its cohort alone.
 
     Args:
-      clients: Random access to the clients: ``clients[i]`` is a pytree of arrays ``[n_i, ...]``,
-        all of one structure, ``n_i`` may be 0; ``len(clients)`` their number.
+      clients: Random access to the clients: ``clients[i]`` is a pytree of arrays ``[n_i, ...]``
+        with the structure, types and shapes of a row of ``clients[0]``, which is read at once
+        for these; ``n_i`` may be 0; ``len(clients)`` is their number.
 
     Raises:
       ValueError: if ``clients`` has no length or holds no client.
+
+    Guarantee:
+      None by itself. A client of another kind of rows is refused when its turn comes, and that
+      is seen: check data that may hold one beforehand.
 
     Example:
       >>> import numpy as np
@@ -45,6 +51,10 @@ class HostFederation:
         if len(clients) < 1:
             _validate.refuse("clients", "no client", "at least one client")
         self.clients = clients
+        # Of one client, always the same, so that no cohort's rows depend on who is in it.
+        first = clients.examples if isinstance(clients, _FlatRows) else clients[0]
+        _validate.leading_axis("clients[0]", first)
+        self.row_kind = rows_like(first)
 
     @property
     def num_clients(self) -> int:
@@ -108,49 +118,50 @@ class _Gatherer:
 
     def __init__(self, federated_round: FederatedRound, federation: HostFederation, key: Any):
         self.cohorts = federated_round.plan.cohorts
-        self.clients = federation.clients
+        self.clients, self.row_kind = federation.clients, federation.row_kind
         self.key = key
         self.draw = jax.jit(self.cohorts.draw)
         self.rows, self.largest = _Buckets(), _Buckets()
 
     def cohort(self, round_number: int) -> Cohort:
         draw = self.draw(self.key, jnp.int32(round_number))
-        client_ids, is_padding = np.asarray(draw.client_ids), np.asarray(draw.is_padding)
-        taken = np.nonzero(~is_padding)[0]
-        # One client at least, for the structure of the rows.
-        ids = client_ids[taken].tolist() or [0]
-        fetched = [self.clients[client_id] for client_id in ids]
-        lengths = [
-            _validate.leading_axis(f"clients[{i}]", rows)
-            for i, rows in zip(ids, fetched, strict=True)
-        ]
+        client_ids, is_padding = checked_ids(
+            draw.client_ids, draw.is_padding, self.cohorts.num_clients
+        )
+        taken = np.nonzero(~np.asarray(is_padding))[0]
+        fetched, lengths = [], []
+        for client_id in np.asarray(client_ids)[taken].tolist():
+            fetched.append(self.clients[client_id])
+            lengths.append(self.row_kind.check(f"clients[{client_id}]", fetched[-1]))
         sizes, starts = np.zeros((2, len(client_ids)), np.int32)
-        if taken.size:
-            sizes[taken] = lengths
-            starts[taken] = np.cumsum([0, *lengths[:-1]])
-        capacity = self.rows.holding(sum(lengths))
-
-        def join(*leaves):
-            first = np.asarray(leaves[0])
-            joined = np.zeros((capacity, *first.shape[1:]), first.dtype)
-            np.concatenate(leaves, out=joined[: sum(lengths)])
-            return joined
-
-        sizes_known: Sizes = range(self.largest.holding(max(lengths)) + 1)
+        sizes[taken] = lengths
+        starts[taken] = np.cumsum([0, *lengths])[:-1]
+        sizes_known: Sizes = range(self.largest.holding(max(lengths, default=0)) + 1)
         if isinstance(self.clients, _FlatRows):
             sizes_known = possible_sizes(self.clients.sizes)
         return jax.device_put(
             Cohort(
-                source=jax.tree.map(join, *fetched),
-                client_ids=jnp.asarray(client_ids),
+                source=self.joined(fetched, sum(lengths)),
+                client_ids=client_ids,
                 starts=jnp.asarray(starts),
                 sizes=jnp.asarray(sizes),
-                is_padding=jnp.asarray(is_padding),
+                is_padding=is_padding,
                 overflowed=draw.overflowed,
+                round_number=jnp.asarray(round_number, jnp.int32),
                 possible_sizes=sizes_known,
                 drawn_by=self.cohorts,
             )
         )
+
+    def joined(self, fetched: list[Any], total: int) -> Any:
+        """The clients' rows one after the other, and zeros up to a size that is held on to."""
+        capacity = self.rows.holding(total)
+        columns = [np.zeros((capacity, *shape), dtype) for dtype, shape in self.row_kind.leaves]
+        if fetched:
+            pieces = zip(*map(jax.tree.leaves, fetched), strict=True)
+            for column, piece in zip(columns, pieces, strict=True):
+                np.concatenate(piece, out=column[:total])
+        return jax.tree.unflatten(self.row_kind.structure, columns)
 
 
 def stream_rounds(
@@ -173,7 +184,8 @@ def stream_rounds(
       An iterator over ``(carry, metrics)`` after each round.
 
     Raises:
-      ValueError: if the federation is not of the sampler's size, or a client's arrays disagree.
+      ValueError: if the federation is not of the sampler's size, or a client's rows are not of
+        the kind of client 0's.
 
     Guarantee:
       That of the rounds. What is read from disk, and when, shows who takes part.

@@ -14,6 +14,7 @@ class TurnsState(NamedTuple):
     budget: transforms.BudgetState  # counts participations, not rounds
     round: jax.Array  # int32 scalar, rounds taken so far
     exhausted: jax.Array  # bool scalar, whether the next round will be refused
+    period: jax.Array  # int32 scalar, rounds in a cycle, the same for the whole run
 
 
 def with_budget_in_turns(
@@ -47,7 +48,8 @@ def with_budget_in_turns(
     Guarantee:
       (``target_epsilon``, ``delta``)-DP for one client added or removed, if round t has clients
       of group t mod ``period`` alone, groups that do not depend on the data, and ``event`` is
-      true. Solved for ahead, in float64, as by ``accounting.affordable_steps``.
+      true. Solved for ahead, in float64, as by ``accounting.affordable_steps``. A state that
+      began under another period takes no further step: who has taken part would not be known.
 
     Example:
       >>> import jax.numpy as jnp, optax
@@ -80,6 +82,7 @@ def with_budget_in_turns(
             budget,
             jnp.zeros((), jnp.int32),
             jnp.array(budget.exhausted, copy=True),  # a buffer of its own, to be donated
+            jnp.asarray(period, jnp.int32),
         )
 
     def update(updates, state, params=None, **extra_args):
@@ -90,7 +93,8 @@ def with_budget_in_turns(
         def go_on():
             return ~state.exhausted, state.budget
 
-        begins = state.round % period == 0
+        is_own = state.period == period
+        begins = is_own & (state.round % period == 0)
         is_open, budget = _control.cond(begins, begin_cycle, go_on)
 
         def take_round():
@@ -99,13 +103,13 @@ def with_budget_in_turns(
             )
             number = state.round + 1
             exhausted = (number % period == 0) & budget.exhausted
-            return new_updates, TurnsState(inner_state, budget, number, exhausted)
+            return new_updates, TurnsState(inner_state, budget, number, exhausted, state.period)
 
         def refuse_round():
             shapes, _ = jax.eval_shape(take_round)
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return zeros, state._replace(budget=budget, exhausted=jnp.ones((), bool))
 
-        return _control.cond(is_open, take_round, refuse_round)
+        return _control.cond(is_own & is_open, take_round, refuse_round)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jaxdp import _control, _validate, accounting
-from jaxdp.accounting import running
+from jaxdp.accounting import events, running
 
 Event = accounting.Event
 ACCOUNTANTS = ("auto", "exact", "rdp")
@@ -27,6 +27,7 @@ class BudgetState(NamedTuple):
     orders: jax.Array  # float [num_orders], Renyi orders > 1
     lines: Any  # `running.Lines` that the moments are on, or None
     event: jax.Array  # uint32 [2], a hash of the event of all steps so far; 0 if it varied
+    relation: jax.Array  # int32 scalar, place of all steps' neighbouring relation in `RELATIONS`
     target_epsilon: jax.Array  # float scalar, the budget
     log_delta: jax.Array  # float scalar, log of the budget's delta
 
@@ -94,6 +95,14 @@ def _add(total: _Spent, residue: _Spent, term: _Spent) -> tuple[_Spent, _Spent]:
     return jax.tree.transpose(jax.tree.structure(total), jax.tree.structure((0, 0)), pairs)
 
 
+def _relation_of(event: Event) -> int:
+    """The neighbouring relation that an event is accounted under."""
+    allowed = events.relations_of(event)
+    if not allowed:
+        _validate.refuse("event", event, "an event of one neighbouring relation")
+    return events.RELATIONS.index(allowed[0])
+
+
 def _cost(event: Event, orders: np.ndarray, lines: Any) -> _Spent:
     rdp = jnp.asarray(accounting.rdp(event, orders), jnp.result_type(float))
     return _Spent(rdp, None if lines is None else running.moments(event, lines))
@@ -136,12 +145,13 @@ def with_budget(
 
     Raises:
       ValueError: if ``target_epsilon`` or ``delta`` is out of range, ``event`` is neither an
-        event nor a function, or the accountant does not apply.
+        event nor a function, or mixes neighbouring relations, or the accountant does not apply.
 
     Guarantee:
-      A state goes on under the target and delta that it began with; under others it takes no
-      further step. The steps taken are (``target_epsilon``, ``delta``)-DP for neighbours that
-      differ by one record added or removed, if ``event`` is true.
+      A state goes on under the target, delta and neighbouring relation that it began with; under
+      others it takes no further step. The steps taken are (``target_epsilon``, ``delta``)-DP,
+      if ``event`` is true, for neighbours that differ by one record added or removed, or by
+      one replaced where the event knows that relation alone.
       An event whose numbers are known when the chain is built is accounted in float64, and the
       number of affordable steps is exact; a state that has taken steps of another event goes on
       by Renyi DP. Otherwise the program accounts in its own float type, over a fixed grid of
@@ -177,6 +187,8 @@ def with_budget(
     _validate.choice("accountant", accountant, ACCOUNTANTS)
     if not isinstance(event, accounting.Event) and not callable(event):
         _validate.refuse("event", event, "an event of jaxdp.accounting or a function to one")
+    if isinstance(event, accounting.Event):
+        _relation_of(event)
     inner = optax.with_extra_args_support(transformation)
     orders = _orders(float(target_epsilon), float(delta))
     log_delta = math.log(float(delta))
@@ -195,11 +207,13 @@ def with_budget(
             known_cost = _cost(known.event, orders, lines)
     digest = np.zeros(2, np.uint32) if known is None else np.frombuffer(known.digest[:8], np.uint32)
 
+    def event_of_step(step) -> Event:
+        return event if isinstance(event, accounting.Event) else event(step)
+
     def cost_of_step(step) -> _Spent:
         if known is not None:
             return jax.tree.map(jnp.asarray, known_cost)
-        step_event = event if isinstance(event, accounting.Event) else event(step)
-        return _cost(step_event, orders, lines)
+        return _cost(event_of_step(step), orders, lines)
 
     def would_overspend(step, spent, residue, cost, steps_event):
         total, _ = _add(spent, residue, cost)
@@ -223,6 +237,7 @@ def with_budget(
             orders=jnp.asarray(orders, dtype),
             lines=jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), lines),
             event=jnp.asarray(digest),
+            relation=jnp.asarray(_relation_of(event_of_step(step)), jnp.int32),
             target_epsilon=jnp.asarray(target_epsilon, dtype),
             log_delta=jnp.asarray(log_delta, dtype),
         )
@@ -259,6 +274,8 @@ def with_budget(
         overspends = would_overspend(state.step, state.spent, state.residue, cost, state.event)
         # A state that began under another target or delta has spent at other orders.
         overspends |= (state.target_epsilon != target_epsilon) | (state.log_delta != log_delta)
+        # Divergences between neighbours of one kind do not add up with those of another kind.
+        overspends |= state.relation != _relation_of(event_of_step(state.step))
         return _control.cond(state.exhausted | overspends, refuse_step, take_step)
 
     return optax.GradientTransformationExtraArgs(init, update)

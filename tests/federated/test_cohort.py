@@ -127,6 +127,10 @@ def test_slots_are_chosen_for_a_part_of_delta_and_overflow_shows():
             lambda: federated.GroupCohorts(5, min_separation=6),
         ),
         (
+            "min_separation must be below 2",
+            lambda: federated.GroupCohorts(2**31 - 1, min_separation=1),
+        ),
+        (
             "federation must be of the sampler's 40 clients, got 'one of 2 clients'",
             lambda: FIXED.sample(federated.from_clients([np.zeros(1)] * 2), KEY, 0),
         ),

@@ -65,13 +65,53 @@ def test_a_client_that_stands_twice_or_does_not_exist_is_refused_or_counts_as_pa
     np.testing.assert_array_equal(traced, [True, False, False, True, True])
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("odd", [np.zeros((2, 2), np.float16), np.zeros((0, 2), np.int32)])
+def test_no_client_changes_the_type_of_all(odd, first):
+    # One int16 among uint8 would change how the others' arithmetic wraps.
+    good = [{"x": np.full((3, 2), 1e5, np.float32)}] * 3
+    clients = [{"x": odd}, *good] if first else [*good, {"x": odd}]
+    where = 1 if first else 3
+    with pytest.raises(ValueError, match=rf"clients\[{where}\]\['x'\] must be .* as the first"):
+        federated.from_clients(clients)
+    with pytest.raises(ValueError, match=r"clients\[1\] must be float32 rows of shape \(2,\)"):
+        federated.from_clients([np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32)])
+
+
+def test_a_cohort_says_who_drew_it_and_for_which_round():
+    federation = federated.from_clients(LISTS)
+    by_hand = federation.cohort(jnp.array([0]))
+    assert int(by_hand.round_number) == -1
+    assert by_hand.drawn_by is None
+    sampler = federated.GroupCohorts(3, min_separation=2)
+    drawn = jax.jit(lambda f, n: sampler.sample(f, jax.random.key(0), n))(federation, 5)
+    assert int(drawn.round_number) == 5
+    assert drawn.drawn_by == sampler
+    with pytest.raises(TypeError):
+        federation.cohort(jnp.array([0, 0]), drawn_by=sampler)
+
+
+class _Twice(federated.GroupCohorts):
+    def draw(self, key, round_number):
+        draw = super().draw(key, round_number)
+        return draw._replace(client_ids=jnp.zeros_like(draw.client_ids))
+
+
+def test_a_sampler_that_draws_a_client_twice_is_refused_or_has_it_once():
+    federation, sampler = federated.from_clients(LISTS), _Twice(3, min_separation=1)
+    with pytest.raises(ValueError, match="client_ids must be distinct"):
+        sampler.sample(federation, jax.random.key(0), 0)
+    traced = jax.jit(lambda f: sampler.sample(f, jax.random.key(0), 0))(federation)
+    np.testing.assert_array_equal(traced.is_padding, [False, True, True])
+
+
 @pytest.mark.parametrize(
     ("match", "call"),
     [
         ("clients must be a sequence", lambda: federated.from_clients([])),
         ("examples must be at least 1 row", lambda: federated.from_clients([np.zeros((0, 2))])),
         (
-            r"clients\[1\] must be of the first one's structure",
+            r"clients\[1\] must be of the first client's structure",
             lambda: federated.from_clients([np.zeros(2), {"x": np.zeros(2)}]),
         ),
         (

@@ -1,5 +1,7 @@
 """Local privacy: what each client sends is private by itself."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,9 +87,16 @@ def test_padding_sends_nothing_and_an_empty_cohort_moves_nothing():
 def test_bad_plans_and_cohorts_are_refused():
     with pytest.raises(ValueError, match="plan must be a LocalPlan"):
         federated.make_local_round(send, optax.sgd(1.0), 3)
-    bad = federated.LocalPlan(-1.0, C, COHORTS, num_rounds=3, delta=1e-5)
-    with pytest.raises(ValueError, match="noise_multiplier must be a finite number >= 0"):
-        federated.make_local_round(send, optax.sgd(1.0), bad)
+    for match, changed in (
+        ("noise_multiplier must be a finite number >= 0", {"noise_multiplier": -1.0}),
+        ("l2_clip_norm must be a finite number > 0", {"l2_clip_norm": 0.0}),
+        ("num_rounds must be an integer >= 1", {"num_rounds": 2.5}),
+        ("num_rounds must be an integer >= 1", {"num_rounds": 0}),
+        ("delta must be a number in", {"delta": 1.0}),
+        ("cohorts must be a sampler", {"cohorts": 8}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            dataclasses.replace(PLAN, **changed)
     fed = federated.make_local_round(send, optax.sgd(1.0), PLAN)
     federation = federated.from_clients([row[None] for row in SENT])
     with pytest.raises(ValueError, match="cohort must be drawn by the plan's GroupCohorts"):

@@ -124,6 +124,22 @@ def test_noise_reaches_both_groups_at_the_joint_sensitivity():
     np.testing.assert_allclose(noisy - quiet, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_clip_norms_that_adapt_or_are_shared_by_the_groups_are_refused():
+    mime = mime_of()
+    settings = {"num_rounds": 1, "noise_multiplier": 1.0}
+    both = federated.AdaptiveClip(mime.l2_clip_norm, 5.0)
+    with pytest.raises(ValueError, match=r"l2_clip_norm must be mime\(...\).l2_clip_norm"):
+        federated.make_plan(COHORTS, l2_clip_norm=both, **settings)
+    for norm in (1.0, federated.AdaptiveClip(1.0, 5.0)):
+        plan = federated.make_plan(COHORTS, l2_clip_norm=norm, **settings)
+        fed = federated.make_round(
+            mime.client_update, mime.server_optimizer, plan, broadcast=mime.broadcast
+        )
+        carry = fed.init(PARAMS, jax.random.key(0))
+        with pytest.raises(ValueError, match=r"l2_clip_norm must be mime\(...\).l2_clip_norm"):
+            fed.round(carry, fed.sample(FEDERATION, carry))
+
+
 @pytest.mark.parametrize("name", ["delta_clip_norm", "gradient_clip_norm"])
 def test_bad_clip_norms_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be a finite number > 0"):

@@ -192,6 +192,48 @@ def test_chunks_train_as_clients_alone_do():
     np.testing.assert_allclose(together_reports.loss, alone_reports.loss, rtol=1e-5)
 
 
+@pytest.mark.parametrize("batch_size", [8, 40])
+def test_what_a_client_adds_does_not_depend_on_who_trains_beside_it(batch_size):
+    # Chaotic training: an ulp at its start moves the clipped delta by the whole clip norm. The
+    # others' rows have a loss of zero, so that the sum is the one client's, to the bit.
+    def loss_fn(w, row):
+        return jnp.sum(row[0] * jnp.cos(jnp.array([400.0, 300.0, 350.0, 370.0]) * (w - row[1])))
+
+    client_update = federated.local_training(
+        loss_fn, optax.sgd(0.05), num_epochs=30, batch_size=batch_size
+    )
+    sum_fn = federated.clipped_pseudo_grad(client_update, l2_clip_norm=1.0, client_chunk_size=2)
+    rng = np.random.default_rng(0)
+    own = np.c_[np.ones(7), rng.normal(size=7)].astype(np.float32)
+    zeros = [np.zeros((n, 2), np.float32) for n in (1, 9, 17, 40)]
+
+    @jax.jit
+    def total(federation, start, ids):
+        return sum_fn(start, federation.cohort(ids), KEY)[0].value
+
+    start, larger = jnp.zeros(4), federated.from_clients([own, *zeros])
+    # Other mates in one program, and mates whose sizes make another program of it.
+    ids = [jnp.array([0, mate]) for mate in (1, 2, 3, 4)] + [jnp.array([3, 0])]
+    sums = [total(larger, start, pair) for pair in ids]
+    sums += [total(federated.from_clients([own, zeros[0]]), start, jnp.array([0, 1]))]
+    for other in sums[1:]:
+        np.testing.assert_array_equal(other, sums[0])
+    # The test can fail: one ulp of the start shows.
+    assert np.linalg.norm(total(larger, start + 1e-7, ids[0]) - sums[0]) > 1e-3
+
+
+def test_clients_side_by_side_need_keys_that_vmap_does_not_mix():
+    sum_fn = federated.clipped_pseudo_grad(send, l2_clip_norm=C, client_chunk_size=2)
+    cohort = federated.from_clients([row[None] for row in SENT]).cohort(jnp.arange(2))
+    with pytest.raises(ValueError, match="key must be of threefry2x32 where client_chunk_size"):
+        sum_fn(jnp.zeros(2), cohort, jax.random.key(0, impl="rbg"))
+
+
+def test_an_empty_client_has_no_weight():
+    total, _ = clipped(SENT[[0, 1, 2]], sizes=[1, 0, 1], weight_cap=1.0)
+    np.testing.assert_allclose(flat(total.value), by_hand(SENT[[0, 2]]), atol=2 * 3e-5 * C)
+
+
 @pytest.mark.parametrize(
     ("match", "settings"),
     [
@@ -199,6 +241,8 @@ def test_chunks_train_as_clients_alone_do():
         ("l2_clip_norm must be a number in", {"l2_clip_norm": 1e-31}),
         ("client_chunk_size must be an integer >= 1", {"client_chunk_size": 0}),
         ("weight_cap must be a finite number > 0", {"weight_cap": float("inf")}),
+        ("weight_cap must be a number from 1", {"weight_cap": 0.5}),
+        ("weight_cap must be a number from 1", {"weight_cap": 1e300}),
         ("l2_clip_norm must be a number, or a pytree prefix", {"l2_clip_norm": {"z": 1.0}}),
     ],
 )

@@ -355,6 +355,108 @@ def test_cohorts_that_the_plan_does_not_account_for_are_refused():
             fed.round(carry, cohort)
 
 
+def bits(tree):
+    """All of a state, keys included."""
+    leaves = [
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        for leaf in jax.tree.leaves(tree)
+    ]
+    return [np.asarray(leaf).tobytes() for leaf in leaves]
+
+
+ENFORCED = {"noise_multiplier": 2.0, "target_epsilon": 4.0, "delta": 1e-4}
+
+
+def made(cohorts, kind="client", **settings):
+    if kind == "client":
+        return federated.make_round(local(), optax.adam(0.1), plan_of(cohorts, **settings))
+    plan = federated.LocalPlan(2.0, 0.5, cohorts, num_rounds=4, delta=1e-4)
+    return federated.make_local_round(local(), optax.adam(0.1), plan)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("client", ENFORCED), ("client", {"delta": 1e-4}), ("local", {})]
+)
+def test_a_cohort_of_another_round_releases_nothing(kind, settings):
+    fed = made(THIRDS, kind, **settings)
+    start = fed.init(PARAMS, KEY)
+    stale = fed.sample(RAGGED, start)
+    step = jax.jit(fed.round)
+    carry, first = step(start, stale)
+    again, metrics = step(carry, stale)
+    assert bits(again) == bits(carry)
+    assert int(again.round) == 1
+    assert bool(metrics.exhausted)
+    assert float(metrics.epsilon) == float(first.epsilon)
+    with pytest.raises(ValueError, match="cohort must be drawn for the carry's round 1, got 'one"):
+        fed.round(carry, stale)
+    # The run goes on with the right cohort as if nothing had been.
+    after, metrics = step(again, fed.sample(RAGGED, again))
+    assert int(after.round) == 2
+    assert bits(after.params) != bits(carry.params)
+    assert not bool(metrics.exhausted)
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "other", "settings"),
+    [
+        # More participations than the cycle that was paid for.
+        (THIRDS, federated.GroupCohorts(N, min_separation=4), {}),
+        # Divergences under two neighbouring relations, which do not add up.
+        (EVERYONE, federated.FixedSizeCohorts(N, cohort_size=8), {}),
+        (THIRDS, THIRDS, {"noise_multiplier": 5.0}),
+        (THIRDS, THIRDS, {"target_epsilon": 5.0}),
+        (THIRDS, THIRDS, {"delta": 1e-5}),
+    ],
+)
+def test_an_enforced_budget_is_for_the_plan_that_it_began_under(cohorts, other, settings):
+    fed = made(cohorts, **ENFORCED)
+    carry, _ = compiled(fed)(fed.init(PARAMS, KEY), RAGGED)
+    refused, metrics = compiled(made(other, **ENFORCED | settings))(carry, RAGGED)
+    assert bits(refused) == bits(carry)
+    assert bool(metrics.exhausted)
+    assert math.isinf(metrics.epsilon)
+
+
+@pytest.mark.parametrize("kind", ["client", "local"])
+def test_what_another_plan_has_spent_is_not_known_without_a_budget(kind):
+    fed = made(THIRDS, kind, delta=1e-4)
+    step, others = compiled(fed), compiled(made(EVERYONE, kind, delta=1e-4))
+    carry, own = step(fed.init(PARAMS, KEY), RAGGED)
+    assert math.isfinite(own.epsilon)
+    carry, metrics = others(carry, RAGGED)
+    assert int(carry.round) == 2
+    assert math.isinf(metrics.epsilon)
+    # Nor is it once the first plan goes on.
+    carry, metrics = step(carry, RAGGED)
+    assert math.isinf(metrics.epsilon)
+
+
+def test_a_plan_for_more_rounds_goes_on_with_the_account():
+    fed, longer = made(THIRDS, **ENFORCED), made(THIRDS, num_rounds=9, **ENFORCED)
+    carry, _ = compiled(fed)(fed.init(PARAMS, KEY), RAGGED)
+    carry, metrics = compiled(longer)(carry, RAGGED)
+    assert int(carry.round) == 2
+    assert math.isfinite(metrics.epsilon)
+
+
+def test_turns_go_on_with_the_period_that_they_began_with():
+    def turns(period):
+        return federated.with_budget_in_turns(
+            optax.identity(), event=acc.Gaussian(4.0), period=period, target_epsilon=3.0, delta=1e-4
+        )
+
+    update, state = turns(3).update(PARAMS, turns(3).init(PARAMS))
+    assert bits(update) == bits(PARAMS)
+    ones = jax.tree.map(jnp.ones_like, PARAMS)
+    for taken in (state, turns(3).init(PARAMS)):  # within a cycle, and before the first
+        update, after = turns(4).update(ones, taken)
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(update))
+        assert bool(after.exhausted)
+        assert int(after.round) == int(taken.round)
+        assert bits(after.budget) == bits(taken.budget)
+
+
 @pytest.mark.parametrize(
     ("match", "changed"),
     [

@@ -84,9 +84,12 @@ def test_a_streamed_run_is_the_run_on_the_device_bit_for_bit(fed, in_memory, kin
     counts = [int(more.num_clients) for more in metrics]
     assert counts == in_memory[1].num_clients.tolist()
     if kind == "source":
-        # Whoever took part was read once a round, in another thread, and nobody else.
-        assert len(source.read) == sum(counts)
-        assert all(thread != threading.get_ident() for _, thread in source.read)
+        # Client 0 at the start, for the kind of its rows; then whoever took part once a round,
+        # in another thread, and nobody else.
+        (first, _), *others = source.read
+        assert first == 0
+        assert len(others) == sum(counts)
+        assert all(thread != threading.get_ident() for _, thread in others)
 
 
 def test_a_stream_goes_on_where_a_run_stands(fed, in_memory):
@@ -100,13 +103,27 @@ def test_a_stream_goes_on_where_a_run_stands(fed, in_memory):
 def test_an_error_of_the_source_reaches_the_caller(fed):
     class Broken(Source):
         def __getitem__(self, client_id):
-            raise OSError("unreadable")
+            if self.read:  # the first is read at once
+                raise OSError("unreadable")
+            return super().__getitem__(client_id)
 
     stream = federated.stream_rounds(
         fed, federated.HostFederation(Broken()), fed.init(PARAMS, jax.random.key(1)), 2
     )
     with pytest.raises(OSError, match="unreadable"):
         next(stream)
+
+
+@pytest.mark.parametrize("odd", [0, 7])
+def test_a_client_of_another_type_is_refused_and_changes_nobody(fed, odd):
+    # The kind of rows is client 0's, whoever is in the cohort.
+    clients = list(CLIENTS)
+    clients[odd] = (clients[odd][0].astype(np.float16), clients[odd][1])
+    carry = fed.init(PARAMS, jax.random.key(1))
+    stream = federated.stream_rounds(fed, federated.HostFederation(clients), carry, 30)
+    kind = "float16" if odd == 0 else "float32"
+    with pytest.raises(ValueError, match=rf"clients\[\d+\]\[0\] must be {kind} rows"):
+        list(stream)
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,40 @@ def test_a_state_with_steps_of_another_event_goes_on_by_renyi():
     assert int(state.step) - 1 < most
 
 
+ADDING = acc.PoissonSampled(0.2, acc.Gaussian(4.0))
+REPLACING = acc.SampledWithoutReplacement(1000, 200, acc.Gaussian(4.0))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "goes_on"),
+    [
+        (ADDING, REPLACING, False),
+        (REPLACING, ADDING, False),
+        # A Gaussian's sensitivity is that of adding or removing: replacing moves it by twice that.
+        (acc.Gaussian(4.0), REPLACING, False),
+        (acc.Gaussian(4.0), ADDING, True),
+        (ADDING, ADDING * 2, True),
+    ],
+)
+def test_steps_under_different_neighbouring_relations_are_not_added_up(before, after, goes_on):
+    first, second = chain_with_budget(before, 4.0), chain_with_budget(lambda _: after, 4.0)
+    _, state = first.update(CLIPPED, first.init(PARAMS), PARAMS)
+    # A state whose event has varied before.
+    for taken in (state, state._replace(event=jnp.zeros(2, jnp.uint32))):
+        updates, then = jax.jit(second.update)(CLIPPED, taken, PARAMS)
+        assert np.any(updates["w"]) == goes_on
+        assert int(then.step) == 1 + goes_on
+        assert bool(then.exhausted) != goes_on
+        np.testing.assert_array_equal(then.relation, taken.relation)
+
+
+def test_an_event_of_two_neighbouring_relations_is_refused():
+    with pytest.raises(ValueError, match="event must be an event of one neighbouring relation"):
+        chain_with_budget(ADDING + REPLACING, accountant="rdp")
+    with pytest.raises(ValueError, match="event must be an event of one neighbouring relation"):
+        chain_with_budget(lambda _: ADDING + REPLACING).init(PARAMS)
+
+
 @pytest.mark.parametrize("event_at", [constant, scheduled])
 def test_a_python_loop_jit_and_scan_take_the_same_steps(event_at):
     event = event_at(0) if event_at is constant else event_at

@@ -1,6 +1,7 @@
 """Where a formula runs: float64 on the host for numbers, in the program for tracers."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,21 @@ else:
     _enable_x64 = getattr(experimental, "enable_x64")  # noqa: B009 (newer JAX lacks it)
 
 
+# What jaxlib 0.6.0 reads back from a persistent compilation cache computes something else: an
+# epsilon of 0.29 where the program that was written there said 0.95. Seen to be right on 0.10.2.
+CACHE_IS_RELIABLE = jax.__version_info__ >= (0, 10)
+
+
 @functools.cache
 def _compiled(formula: Callable[..., Any], structure: Any, shapes: Any, static: Any) -> Any:
     arguments = [jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes]
-    jitted = jax.jit(formula, static_argnames=tuple(name for name, _ in static))
+
+    def only_here(*args, **options):
+        # A constant that no other process has keeps a program from being found in the user's cache.
+        mark = 0.0 if CACHE_IS_RELIABLE else int.from_bytes(os.urandom(6))
+        return formula(*args, **options), jnp.float64(mark)
+
+    jitted = jax.jit(only_here, static_argnames=tuple(name for name, _ in static))
     return jitted.lower(*jax.tree.unflatten(structure, arguments), **dict(static)).compile()
 
 
@@ -57,5 +69,5 @@ def evaluate(formula: Callable[..., Any], *args: Any, **static: Any) -> Any:
     # Compiled ahead of time, so that the call runs now even where a program is being traced.
     with _enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         compiled = _compiled(formula, structure, shapes, tuple(sorted(static.items())))
-        outputs = compiled(*jax.tree.unflatten(structure, numbers))
+        outputs, _ = compiled(*jax.tree.unflatten(structure, numbers))
         return jax.tree.map(_to_python, outputs)

@@ -8,14 +8,17 @@ import warnings
 
 import jax
 
+from jaxdp import _precision
 from jaxdp.cli.commands import main
 
 
 def _cache_folder() -> pathlib.Path | None:
-    """Where compiled programs are kept for the next call; None where nothing can be kept.
+    """Where compiled programs are kept for the next call; None where nothing can or may be kept.
 
     One folder a machine: a home may be shared, but compiled code fits one kind of processor.
     """
+    if not _precision.CACHE_IS_RELIABLE:
+        return None
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         caches = pathlib.Path(base) if base else pathlib.Path.home() / ".cache"

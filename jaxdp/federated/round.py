@@ -1,5 +1,6 @@
 """One round of private federated learning, as a pure function of its carry and its cohort."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -110,6 +111,7 @@ def make_round(
     _validate.function("client_update", client_update)
     if not isinstance(plan, ClientPlan):
         _validate.refuse("plan", plan, "a ClientPlan, as make_plan returns it")
+    plan = dataclasses.replace(plan)  # checked again: its numbers may have been mapped over
     if plan.target_epsilon is not None and _validate.is_traced(plan.noise_multiplier):
         _validate.refuse("plan", plan, "of known numbers, where a target is enforced")
     optional = {"broadcast": broadcast, "evaluate": evaluate, "wrap_sum": wrap_sum}

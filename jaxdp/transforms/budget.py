@@ -203,6 +203,8 @@ def with_budget(
     if known is not None:
         # Compiled here, since JAX 0.6 does not compile inside compile-time evaluation.
         accounting.rdp(known.event, orders)
+        if lines is not None:
+            running.moments(known.event, lines)
         with jax.ensure_compile_time_eval():
             known_cost = _cost(known.event, orders, lines)
     digest = np.zeros(2, np.uint32) if known is None else np.frombuffer(known.digest[:8], np.uint32)

@@ -17,12 +17,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp.accounting import composition, conversion, line_integral, saddle
-from jaxdp.accounting.saddle import Run, Table
+from jaxdp.accounting import composition, conversion, saddle
+from jaxdp.accounting.exact_delta import (
+    Delta,
+    Pieces,
+    Side,
+    alias,
+    along,
+    delta_at,
+    gradient_at,
+    is_finite,
+    run_of,
+)
+from jaxdp.accounting.saddle import Run
 
 _MOST_STEPS, _UNKNOWN_STEPS = 10, 4
-# Chunks of nodes: for a law as it is where it could be split, where it could not, for a part.
-_FIRST_CHUNKS, _MOST_CHUNKS, _PART_CHUNKS = 8, 64, 96
 
 
 class Bounds(NamedTuple):
@@ -32,117 +41,13 @@ class Bounds(NamedTuple):
     upper: Any
 
 
-class _Side(NamedTuple):
-    """One direction."""
-
-    run: Any  # Run
-    table: Table
-    remove: Any  # bool scalar
-
-
-class _Delta(NamedTuple):
-    """delta at one epsilon, over a reference."""
-
-    value: Any  # the sums
-    error: Any  # bound on how far they are off
-    slope: Any
-    slope_error: Any
-    bend: Any
-    most_bend: Any
-    left_out: Any  # bound on the parts of the law that were left out
-    split: Any  # bool, whether the law had to be split
-
-
 def applies(steps: composition.Steps) -> bool:
     """Whether a run has Gaussians only, sampled or not."""
     others = steps._replace(gaussian=None, sampled_gaussian=None)
     return all(rows is None for rows in others)
 
 
-def run_of(steps: composition.Steps, dtype: Any) -> Run:
-    none = jnp.zeros((0,), dtype)
-    q, s, count = steps.sampled_gaussian or (none, none, none)
-    mu_squared = jnp.zeros((), dtype) if steps.gaussian is None else steps.gaussian
-    # Traced probabilities may turn out to be 1 (a Gaussian) or 0 (nothing).
-    whole = q == 1.0
-    noise = jnp.where(whole, s, 1.0)
-    mu_squared = mu_squared + jnp.sum(jnp.where(whole, count / noise / noise, 0.0))
-    idle = whole | (q == 0.0) | (count == 0.0) | (s == jnp.inf)
-    # Traced numbers cannot be refused: where they are out of range nothing is certified.
-    valid = (q >= 0.0) & (q <= 1.0) & (s >= 0.0) & (count >= 0.0)
-    return Run(
-        mu_squared,
-        jnp.where(idle, 0.5, q),
-        jnp.where(idle, 1.0, s),
-        jnp.where(valid, jnp.where(idle, 0.0, count), jnp.nan),
-    )
-
-
-def _scaled(found: line_integral.Integral, log_delta: jax.Array) -> tuple[Any, ...]:
-    size = jnp.exp(found.scale - log_delta)
-    sums = (
-        found.value,
-        found.error,
-        found.slope,
-        found.slope_error,
-        found.bend,
-        found.most_bend,
-    )
-    return tuple(part * size for part in sums)
-
-
-class _Pieces(NamedTuple):
-    """The line integrals that delta was computed from, with the chunks that each took."""
-
-    plan: saddle.Plan
-    whole: Any  # int32; 0 where the law was split
-    parts: Any  # int32 [1 + k]
-
-
-def _delta(side: _Side, epsilon, log_delta, split) -> tuple[_Delta, _Pieces]:
-    """delta(epsilon) / exp(log_delta), which should be about 1."""
-    run, table, remove = side
-    good = 2e-8 if epsilon.dtype == jnp.float64 else 1e-4
-    plan = saddle.plan(table, epsilon, log_delta, remove)
-    as_it_is = ~(split & plan.can_split)
-    most = jnp.where(plan.can_split & plan.rather_split, _FIRST_CHUNKS, _MOST_CHUNKS)
-    whole = line_integral.integrate(run, epsilon, plan.whole, remove, jnp.where(as_it_is, most, 0))
-    whole_sums = _scaled(whole, log_delta)
-    again = plan.can_split & ~(as_it_is & (whole_sums[1] <= good * whole_sums[0]))
-    start = tuple(jnp.zeros_like(part) for part in whole_sums)
-
-    def add(total, part):
-        line, used = part
-        most = jnp.where(again & used, _PART_CHUNKS, 0)
-        found = line_integral.integrate(run, epsilon, line, remove, most)
-        sums = _scaled(found, log_delta)
-        return tuple(
-            old + jnp.where(again & used, new, 0.0) for old, new in zip(total, sums, strict=True)
-        ), found.chunks
-
-    pieces, chunks = jax.lax.scan(add, start, (plan.parts, plan.used))
-    # Of two certified answers the one that is known better.
-    closer = (pieces[1] <= whole_sums[1]) | jnp.isnan(whole_sums[1])
-    better = again & (closer | ~as_it_is)
-    value, error, slope, slope_error, bend, most_bend = (
-        jnp.where(better, a, b) for a, b in zip(pieces, whole_sums, strict=True)
-    )
-    left_out = jnp.where(better, jnp.exp(plan.left_out - log_delta), 0.0)
-    used = _Pieces(
-        plan,
-        jnp.where(better, 0, whole.chunks),
-        jnp.where(better, chunks, 0),
-    )
-    found = _Delta(value, error, slope, slope_error, bend, most_bend, left_out, again)
-    return found, used
-
-
-def _alias(dtype: Any) -> float:
-    """Bound on what the trapezoid rules add to delta, over it: ten lines, both sides."""
-    return 20.0 * saddle.tolerance(dtype)
-
-
-def _moves(found: _Delta) -> tuple[jax.Array, jax.Array]:
+def _moves(found: Delta) -> tuple[jax.Array, jax.Array]:
     """How far epsilon may move without, and has to move for, delta to be met for sure."""
     dtype = found.value.dtype
     tiny = jnp.finfo(dtype).tiny
@@ -155,7 +60,7 @@ def _moves(found: _Delta) -> tuple[jax.Array, jax.Array]:
         return jnp.where((inside >= 0.0) & (slope > 0.0) & near, move, jnp.nan)
 
     over = found.value + found.error + 1.01 * found.left_out - 1.0
-    under = found.value - found.error - _alias(dtype) - 1.0
+    under = found.value - found.error - alias(dtype) - 1.0
     off = found.slope_error
     up = root(over, 1.1 * found.most_bend, found.slope - jnp.sign(over) * off)
     down = root(under, -1.1 * found.most_bend, found.slope + jnp.sign(under) * off)
@@ -165,7 +70,7 @@ def _moves(found: _Delta) -> tuple[jax.Array, jax.Array]:
     return down, up
 
 
-def _newton(found: _Delta) -> jax.Array:
+def _newton(found: Delta) -> jax.Array:
     """The move of epsilon towards delta = 1, by two derivatives of log delta; NaN if unknown."""
     value = jnp.where(found.value > 2.0 * found.error, found.value, jnp.nan)
     miss, slope = jnp.log(value), found.slope / value
@@ -182,13 +87,13 @@ class _Search(NamedTuple):
     pieces: Any
 
 
-def _solve(side: _Side, start, floor, ceiling, log_delta, needed) -> tuple[Bounds, _Search]:
+def _solve(side: Side, start, floor, ceiling, log_delta, needed) -> tuple[Bounds, _Search]:
     """Brackets the epsilon of one direction within [floor, ceiling]."""
     dtype = start.dtype
     close = 1e-10 if dtype == jnp.float64 else 1e-6
 
     def evaluate(step, epsilon, split):
-        found, pieces = _delta(side, epsilon, log_delta, split)
+        found, pieces = delta_at(side, epsilon, log_delta, split)
         move = _newton(found)
         # Not known to a factor: delta is far too small to be seen, so half way down.
         move = jnp.where(jnp.isfinite(move), move, -0.5 * (epsilon - floor))
@@ -227,7 +132,7 @@ def _solve(side: _Side, start, floor, ceiling, log_delta, needed) -> tuple[Bound
 
 class _Solved(NamedTuple):
     bounds: Bounds
-    side: _Side  # the direction that counts
+    side: Side  # the direction that counts
     last: _Search
 
 
@@ -241,7 +146,7 @@ def _epsilon(run: Run, renyi, c, log_delta) -> _Solved:
 
     def solve(floor, remove):
         """One direction, if it can exceed what the other one is known to need."""
-        side = _Side(run, saddle.table(run, c, ceiling, remove), remove)
+        side = Side(run, saddle.table(run, c, ceiling, remove), remove)
         most = jnp.minimum(saddle.chernoff(side.table, log_delta), ceiling)
         start = jnp.clip(saddle.guess(side.table, log_delta), 0.05 * ceiling, most)
         start = jnp.where(remove, start, floor)
@@ -288,35 +193,6 @@ def _renyi_log_delta(run: Run, epsilon: jax.Array) -> tuple[jax.Array, jax.Array
     return jnp.min(logs), t
 
 
-@jax.custom_batching.sequential_vmap
-def _gradient(side: _Side, epsilon, pieces: _Pieces, log_delta) -> line_integral.Gradient:
-    """Derivatives of delta / exp(log_delta) in the run's numbers, summed over the pieces."""
-    run, _, remove = side
-    plan = pieces.plan
-
-    def of(line, chunks):
-        size = jnp.exp(line.log_moment - line.c * epsilon - log_delta)
-        found = line_integral.gradient(run, epsilon, line, remove, chunks)
-        return jax.tree.map(lambda leaf: jnp.where(chunks > 0, size * leaf, 0.0), found)
-
-    def add(total, part):
-        return jax.tree.map(jnp.add, total, of(*part)), None
-
-    start = of(plan.whole, pieces.whole)
-    return jax.lax.scan(add, start, (plan.parts, pieces.parts))[0]
-
-
-def _is_finite(gradient: line_integral.Gradient) -> jax.Array:
-    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in gradient]
-    return jnp.all(jnp.stack(leaves))
-
-
-def _along(gradient: line_integral.Gradient, tangents: Run) -> jax.Array:
-    return gradient.mu_squared * tangents.mu_squared + sum(
-        jnp.sum(by * tangent) for by, tangent in zip(gradient[1:], tangents[1:], strict=True)
-    )
-
-
 @jax.custom_jvp
 def _epsilon_bounds(run: Run, log_delta: jax.Array) -> Bounds:
     return _solve_epsilon(run, log_delta).bounds
@@ -327,12 +203,12 @@ def _epsilon_bounds_jvp(primals, tangents):
     run, log_delta = primals
     solved = _solve_epsilon(run, log_delta)
     found = solved.last.found
-    gradient = _gradient(solved.side, solved.last.epsilon, solved.last.pieces, log_delta)
+    gradient = gradient_at(solved.side, solved.last.epsilon, solved.last.pieces, log_delta)
     # delta(epsilon, run) = exp(log_delta) says how epsilon moves (implicit differentiation).
-    known = (found.value > 2.0 * found.error) & (found.slope > 0.0) & _is_finite(gradient)
+    known = (found.value > 2.0 * found.error) & (found.slope > 0.0) & is_finite(gradient)
     gradient = jax.tree.map(lambda leaf: jnp.where(known, leaf, 0.0), gradient)
     slope = jnp.where(known, found.slope, 1.0)
-    moved = (_along(gradient, tangents[0]) - tangents[1]) / slope
+    moved = (along(gradient, tangents[0]) - tangents[1]) / slope
     _, fallback = jax.jvp(lambda *args: _renyi_epsilon(*args)[0], primals, tangents)
     moved = jnp.where(known, moved, fallback)
     moved = jnp.where(solved.bounds.upper > 0.0, moved, 0.0)
@@ -362,15 +238,15 @@ def epsilon_bounds(steps: composition.Steps, log_delta: jax.Array) -> Bounds:
 class _Evaluated(NamedTuple):
     bounds: Bounds  # of log delta
     log_delta: Any  # the reference
-    found: _Delta
-    pieces: _Pieces
+    found: Delta
+    pieces: Pieces
 
 
-def _evaluate(side: _Side, epsilon, needed) -> _Evaluated:
+def _evaluate(side: Side, epsilon, needed) -> _Evaluated:
     """log delta at epsilon in one direction; the reference is guessed and then corrected."""
 
     def at(step, log_delta, split):
-        found, pieces = _delta(side, epsilon, log_delta, split)
+        found, pieces = delta_at(side, epsilon, log_delta, split)
         known = found.value > 2.0 * found.error
         miss = jnp.where(known, jnp.log(jnp.where(known, found.value, 1.0)), -5.0)
         return step, log_delta, miss, found, pieces
@@ -392,13 +268,13 @@ def _evaluate(side: _Side, epsilon, needed) -> _Evaluated:
     ulp = 4.0 * float(jnp.finfo(epsilon.dtype).eps)
     slack = ulp * (1.0 + jnp.abs(log_delta))
     upper = log_delta + jnp.log(found.value + found.error + found.left_out) + slack
-    least = found.value - found.error - _alias(epsilon.dtype)
+    least = found.value - found.error - alias(epsilon.dtype)
     lower = log_delta + jnp.log(jnp.maximum(least, 0.0)) - slack
     return _Evaluated(Bounds(lower, upper), log_delta, found, pieces)
 
 
 @jax.custom_batching.sequential_vmap
-def _solve_log_delta(run: Run, epsilon: jax.Array) -> tuple[Bounds, _Side, _Evaluated]:
+def _solve_log_delta(run: Run, epsilon: jax.Array) -> tuple[Bounds, Side, _Evaluated]:
     renyi, c = _renyi_log_delta(run, epsilon)
     usable = (renyi > -jnp.inf) & (c < jnp.inf) & (epsilon < jnp.inf) & (epsilon >= 0.0)
     c, at = jnp.where(usable, c, 1.0), jnp.where(usable, epsilon, 1.0)
@@ -407,7 +283,7 @@ def _solve_log_delta(run: Run, epsilon: jax.Array) -> tuple[Bounds, _Side, _Eval
 
     def evaluate(floor, remove):
         """One direction, if it can exceed what the other one is known to reach."""
-        side = _Side(run, saddle.table(run, c, reach, remove), remove)
+        side = Side(run, saddle.table(run, c, reach, remove), remove)
         most = jnp.minimum(saddle.log_chernoff(side.table, at), renyi)
         needed = usable & ~(most <= floor)
         found = _evaluate(side, at, needed)
@@ -439,11 +315,11 @@ def _log_delta_bounds_jvp(primals, tangents):
     run, epsilon = primals
     bounds, side, evaluated = _solve_log_delta(run, epsilon)
     found = evaluated.found
-    gradient = _gradient(side, epsilon, evaluated.pieces, evaluated.log_delta)
-    known = (found.value > 2.0 * found.error) & _is_finite(gradient)
+    gradient = gradient_at(side, epsilon, evaluated.pieces, evaluated.log_delta)
+    known = (found.value > 2.0 * found.error) & is_finite(gradient)
     gradient = jax.tree.map(lambda leaf: jnp.where(known, leaf, 0.0), gradient)
     value = jnp.where(known, found.value, 1.0)
-    moved = (_along(gradient, tangents[0]) - found.slope * tangents[1]) / value
+    moved = (along(gradient, tangents[0]) - found.slope * tangents[1]) / value
     _, fallback = jax.jvp(lambda *args: _renyi_log_delta(*args)[0], primals, tangents)
     moved = jnp.where(known, moved, fallback)
     moved = jnp.where(bounds.upper > -jnp.inf, moved, 0.0)

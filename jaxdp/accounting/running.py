@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp import _precision, _validate
-from jaxdp.accounting import composition, exact, line_integral
+from jaxdp.accounting import composition, exact, exact_delta, line_integral
 from jaxdp.accounting.events import Event
 from jaxdp.accounting.saddle import Line
 
@@ -75,7 +75,7 @@ def lines_for(target_epsilon: float, delta: float) -> Lines:
 
 def _moments(steps: composition.Steps, lines: Lines) -> Moments:
     dtype = lines.c.dtype
-    run = exact.run_of(steps, dtype)
+    run = exact_delta.run_of(steps, dtype)
     # Rows that do nothing get so much noise that nothing overflows, whatever the orders.
     run = run._replace(s=jnp.where(run.count == 0.0, 1.0 + jnp.max(lines.c), run.s))
     none, zero = jnp.zeros((0,), dtype), jnp.zeros((), dtype)

@@ -71,7 +71,7 @@ def evaluate(
             outputs, more = _call(equation, values, inner, sites, inner_taps)
             operands.update(more)
         else:
-            outputs = _bind(jaxpr, equation, values)
+            outputs = bind(jaxpr, equation, values)
         if place in actions.sites:
             number = actions.sites[place]
             operands[number] = values[sites[number].data_position]
@@ -80,7 +80,7 @@ def evaluate(
     return [read(atom) for atom in jaxpr.outvars], operands
 
 
-def _bind(jaxpr: Any, equation: Any, values: Sequence[Any]) -> list[Any]:
+def bind(jaxpr: Any, equation: Any, values: Sequence[Any]) -> list[Any]:
     """The outputs of one of the jaxpr's equations, evaluated as it stands."""
     inputs = {
         atom: value

@@ -1,5 +1,6 @@
 """Cohort samplers: who takes part in a round, and what that makes of the noise."""
 
+import abc
 import dataclasses
 import math
 from fractions import Fraction
@@ -31,7 +32,7 @@ def _expected(expected_cohort_size: Any, num_clients: int) -> float:
     return expected
 
 
-class CohortSampler:
+class CohortSampler(abc.ABC):
     """The base of the samplers: static, compared by its numbers.
 
     A sampler knows the event that one round is, so that the accountant cannot be told of
@@ -42,10 +43,11 @@ class CohortSampler:
     expected_cohort_size: Any  # float, public: what a round's sum is divided by
     max_cohort_size: Any  # int, static slots
 
+    @abc.abstractmethod
     def draw(self, key: jax.Array, round_number: jax.Array) -> Draw:
         """Who takes part in a round: a function of the run's key and the round alone."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def event(self, noise_multiplier: Any) -> accounting.Event:
         """What a round costs a client that may take part in it.
 
@@ -53,7 +55,6 @@ class CohortSampler:
           noise_multiplier: Standard deviation of the noise over the L2 sensitivity of the
             ``ClippedSum`` (which is for adding or removing one client).
         """
-        raise NotImplementedError
 
     @property
     def period(self) -> int:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import Literal
+
+from jaxdp.clipping import tapping
 
 _CALLS = ("pjit", "jit")
 
@@ -55,21 +57,9 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[
         elif equation.primitive.name in _CALLS and _has_convolution(inner.jaxpr):
             outputs = _evaluate(inner.jaxpr, inner.consts, values)
         else:
-            outputs = _as_it_stands(jaxpr, equation, values)
+            outputs = tapping.bind(jaxpr, equation, values)
         known.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
-
-
-def _as_it_stands(jaxpr: Any, equation: Any, values: Sequence[Any]) -> list[Any]:
-    inputs = {
-        atom: value
-        for atom, value in zip(equation.invars, values, strict=True)
-        if not isinstance(atom, Literal)
-    }
-    alone = jaxpr.replace(
-        constvars=[], invars=list(inputs), outvars=list(equation.outvars), eqns=[equation]
-    )
-    return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*inputs.values())
 
 
 def _convolve(inputs: jax.Array, kernel: jax.Array, params: dict[str, Any]) -> jax.Array:

@@ -7,8 +7,10 @@ from jaxdp import distributed as distributed
 from jaxdp import federated as federated
 from jaxdp import mechanisms as mechanisms
 from jaxdp import noise as noise
+from jaxdp import report as report
 from jaxdp import sampling as sampling
 from jaxdp import sensitivity as sensitivity
+from jaxdp import serialization as serialization
 from jaxdp import transforms as transforms
 from jaxdp.clipping.api import clipped_grad as clipped_grad
 from jaxdp.clipping.clipped_sum import ClippedSum as ClippedSum

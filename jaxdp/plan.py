@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from jaxdp._rounding import rounded_up
+
 
 class PrivacyPlan(NamedTuple):
     """The numbers of a private run and the guarantee that follows from them.
@@ -29,7 +31,7 @@ class PrivacyPlan(NamedTuple):
 
     def __str__(self) -> str:
         rows = {
-            "Guarantee": f"({self.epsilon:.6g}, {self.delta:g})-differential privacy",
+            "Guarantee": f"({rounded_up(self.epsilon)}, {self.delta:g})-differential privacy",
             "Unit": f"{self.unit}; neighbours: {self.neighboring_relation}",
             "Sampler": f"{self.sampler}, probability {self.sampling_probability:.6g} "
             f"({self.expected_batch_size:g} expected of {self.num_examples}), "

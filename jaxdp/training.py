@@ -24,12 +24,16 @@ _OVERFLOW_SHARE = 0.01
 
 
 class PrivateState(NamedTuple):
+    """Where a private run stands: what a step reads and returns."""
+
     params: Any  # pytree, the model: all that is meant to be released
     opt_state: Any  # noise, optimizer and budget
     key: jax.Array  # scalar PRNG key, fixed for the run
 
 
 class StepMetrics(NamedTuple):
+    """What a step reports about itself, private or not."""
+
     loss: jax.Array  # float scalar, mean over the batch. NOT private
     clipped_fraction: jax.Array  # float scalar, examples above the clip norm. NOT private
     epsilon: jax.Array  # float scalar, spent so far at the plan's delta
@@ -38,6 +42,8 @@ class StepMetrics(NamedTuple):
 
 
 class Private(NamedTuple):
+    """A private run as pure functions, with the plan that they keep."""
+
     init: Callable[[Any, jax.Array], PrivateState]  # (params, key) -> state
     step: Callable[..., tuple[PrivateState, StepMetrics]]  # (state, batch, is_padding=None)
     sample: Callable[[jax.Array], sampling.PoissonBatch]  # (key) -> indices of a batch

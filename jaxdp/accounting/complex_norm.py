@@ -102,7 +102,8 @@ def log_decay(line: Contour, c: jax.Array, y: jax.Array, log_norm: jax.Array) ->
         return sums[0] + jnp.sum(share), sums[1] + jnp.sum(share * nodes.slope)
 
     mass, slope = jax.lax.fori_loop(0, line.chunks, plain, (zero, zero))
-    most = jnp.minimum(1.2 / line.sd, 10.0)
+    # The weight below a cut explodes from an angle of pi / (2 p) on.
+    most = jnp.minimum(1.2 / (line.sd * (line.sharpness if cut else 1.0)), 10.0)
     best = jnp.minimum(line.sd * y * slope / mass, most)
     shifts = jnp.stack([0.5 * best, best, jnp.minimum(2.0 * best, most), 0.5 * most, most])
 

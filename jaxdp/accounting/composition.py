@@ -184,7 +184,7 @@ def _sum_over(rows: tuple[jax.Array, ...], term: Any, start: jax.Array) -> jax.A
 
 
 def log_moment_of(
-    steps: Steps, t: jax.Array, *, integers: tuple[int, ...] | None = None
+    steps: Steps, t: jax.Array, *, integers: tuple[int, ...] | None = None, rough: bool = False
 ) -> jax.Array:
     """K of the whole run at the orders 1 + t: the sum of its steps'.
 
@@ -193,6 +193,7 @@ def log_moment_of(
       t: Orders minus one, shape [n].
       integers: The same orders, where they are static whole numbers: sampled Gaussians then use
         the finite sum.
+      rough: Whether a few digits will do, as for a search.
 
     Returns:
       K, shape [n]; infinite where some step has no noise, never NaN.
@@ -200,7 +201,7 @@ def log_moment_of(
 
     def sampled_gaussian(q, s, count):
         if integers is None:
-            return _counted(count, log_moment.poisson_gaussian(t, q, s))
+            return _counted(count, log_moment.poisson_gaussian(t, q, s, rough=rough))
         return _counted(count, log_moment.poisson_gaussian_at_integers(integers, q, s))
 
     total = jnp.zeros_like(t)

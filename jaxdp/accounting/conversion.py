@@ -22,9 +22,8 @@ from jaxdp import _validate
 
 # The orders that a search without a grid ranges over, as log(a - 1).
 _FIRST, _LAST = float(np.log(1e-6)), float(np.log(1e9))
-_POINTS = 12
-_STEPS = 60  # more than golden sections need
-_GOLDEN = 0.5 * (3.0 - 5.0**0.5)
+_ENDS = (_FIRST, -np.inf), (_LAST, np.inf)
+_STEPS = 60  # more than halvings need
 
 
 class RdpEpsilon(NamedTuple):
@@ -82,97 +81,108 @@ def log_delta_at(t: jax.Array, log_moment: jax.Array, epsilon: jax.Array) -> jax
 
 
 class _Bracket(NamedTuple):
-    """The interval that holds the minimum, and the three least points met, as (place, value)."""
+    """Where an increasing function changes sign: the newest end, the other one, and one before."""
 
-    low: jax.Array
-    high: jax.Array
-    best: tuple[jax.Array, jax.Array]
-    second: tuple[jax.Array, jax.Array]
-    third: tuple[jax.Array, jax.Array]
-    moves: tuple[jax.Array, jax.Array]  # the last one, and the one before
+    new: tuple[jax.Array, jax.Array]  # (place, value)
+    other: tuple[jax.Array, jax.Array]  # of the other sign
+    before: tuple[jax.Array, jax.Array]
+    share: jax.Array  # of the way from the newest end to the other one, where to look next
     count: Any
 
 
-def _next_point(bracket: _Bracket, closest: float) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The vertex of the parabola through the three points, or a golden section.
-
-    Where a value is infinite, or all three are on a line, the vertex is a NaN and not taken.
-    """
-    low, high, (x, at_x), (second, at_second), (third, at_third), moves, _ = bracket
-    r, q = (x - second) * (at_x - at_third), (x - third) * (at_x - at_second)
-    vertex = 0.5 * ((x - third) * q - (x - second) * r) / (r - q)
-    inside = (low < x + vertex) & (x + vertex < high) & (jnp.abs(vertex) < 0.5 * jnp.abs(moves[1]))
-    larger = jnp.where(high - x > x - low, high - x, low - x)
-    move = jnp.where(inside, vertex, _GOLDEN * larger)
-    # Next to a point that is known, a step into the larger part narrows the bracket most.
-    move = jnp.where(jnp.abs(move) < closest, jnp.copysign(closest, larger), move)
-    return x + move, (move, jnp.where(inside, moves[0], larger))
-
-
-def _narrowed(bracket: _Bracket, u: jax.Array, at_u: jax.Array, moves: Any) -> _Bracket:
-    low, high, best, second, third, _, count = bracket
-    x, new = best[0], (u, at_u)
-    better = at_u <= best[1]
-    next_best = ~better & (at_u <= second[1])
-    kept = better | next_best
-
-    def pick(which, one, other):
-        return jax.tree.map(lambda a, b: jnp.where(which, a, b), one, other)
-
-    end = jnp.where(better, x, u)
-    is_low = (u >= x) == better
-    return _Bracket(
-        jnp.where(is_low, end, low),
-        jnp.where(is_low, high, end),
-        pick(better, new, best),
-        pick(better, best, pick(next_best, new, second)),
-        pick(kept, second, pick(at_u <= third[1], new, third)),
-        moves,
-        count + 1,
+def _interpolated(bracket: _Bracket, closest: float) -> jax.Array:
+    """Where inverse quadratic interpolation puts the zero, if it can be trusted, or half way."""
+    (a, at_a), (b, at_b), (c, at_c) = bracket.new, bracket.other, bracket.before
+    xi, phi = (a - b) / (c - b), (at_a - at_b) / (at_c - at_b)
+    share = at_a / (at_b - at_a) * at_c / (at_b - at_c) + (c - a) / (b - a) * (
+        at_a / (at_c - at_a) * at_b / (at_c - at_b)
     )
+    # Where a value is infinite these are NaN, and not taken.
+    smooth = (phi * phi < xi) & ((1.0 - phi) ** 2 < 1.0 - xi) & jnp.isfinite(share)
+    least = jnp.minimum(closest / jnp.abs(b - a), 0.5)
+    return jnp.clip(jnp.where(smooth, share, 0.5), least, 1.0 - least)
 
 
-def search(
-    bound: Callable[[jax.Array], jax.Array], dtype: Any
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The least ``bound(t)`` over real t, for a bound with a single minimum.
-
-    A coarse grid over log t, then Brent's search (1973, chapter 5) around its least point.
+def _zero(value: Callable[[jax.Array], jax.Array], dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Where an increasing function of log t is 0, by Chandrupatla's method (1997).
 
     Returns:
-      The value, its t, and whether that t is an end of the range.
+      t, and whether it is an end of the range.
     """
     # Under Poisson sampling the minimum sits in a bend, where half the second derivative in
     # log t is 500 times the value and more: 1e-4 of log t are 5e-6 of the value, as float32 has.
     closest = 1e-6 if dtype == jnp.float64 else 1e-4
-    rounding = 2.0 * float(jnp.finfo(dtype).eps)
-
-    def going(bracket):
-        low, high, (x, least), (_, second), (_, third), _, count = bracket
-        wide = jnp.maximum(high - x, x - low) > 2.0 * closest
-        # Where all three are equal nothing tells places apart: all zero, infinite or rounding.
-        apart = jnp.maximum(second, third) > least + rounding * jnp.abs(least)
-        return wide & apart & (count < _STEPS)
-
-    def value(x):
-        return jax.lax.stop_gradient(bound(jnp.exp(x)))
 
     def step(bracket):
-        u, moves = _next_point(bracket, closest)
-        return _narrowed(bracket, u, value(u[None])[0], moves)
+        (a, at_a), (b, at_b) = bracket.new, bracket.other
+        x = a + bracket.share * (b - a)
+        new = x, value(x)
+        same = (new[1] > 0.0) == (at_a > 0.0)
 
-    x = jnp.asarray(np.linspace(_FIRST, _LAST, _POINTS), dtype)
-    values = value(x)
-    at = jnp.argmin(values)
-    low, high = jnp.maximum(at - 1, 0), jnp.minimum(at + 1, _POINTS - 1)
-    best, second, third = ((x[i], values[i]) for i in (at, low, high))
-    width = x[high] - x[low]
-    bracket = _Bracket(x[low], x[high], best, second, third, (width, width), 0)
-    best_x = jax.lax.while_loop(going, step, bracket).best[0]
-    # At a minimum the derivative in t is 0, so that of the value there is that of the minimum;
-    # through the search it would be spoilt by the orders where the bound is infinite.
-    t = jnp.exp(best_x)
-    return bound(t[None])[0], t, (best_x <= x[0]) | (best_x >= x[-1])
+        def pick(one, other):
+            return jax.tree.map(lambda x, y: jnp.where(same, x, y), one, other)
+
+        other, before = pick((b, at_b), (a, at_a)), pick((a, at_a), (b, at_b))
+        narrowed = _Bracket(new, other, before, bracket.share, bracket.count + 1)
+        return narrowed._replace(share=_interpolated(narrowed, closest))
+
+    def going(bracket):
+        wide = jnp.abs(bracket.other[0] - bracket.new[0]) > 2.0 * closest
+        return wide & (bracket.new[1] != 0.0) & (bracket.count < _STEPS)
+
+    first, last = ((jnp.asarray(end, dtype), jnp.asarray(at, dtype)) for end, at in _ENDS)
+    # The first look is at order 2 or so.
+    share = jnp.asarray(_FIRST / (_FIRST - _LAST), dtype)
+    found = jax.lax.while_loop(going, step, _Bracket(first, last, first, share, 0))
+    closer = jnp.abs(found.new[1]) <= jnp.abs(found.other[1])
+    x = jnp.where(closer, found.new[0], found.other[0])
+    edge = 2.0 * closest
+    return jnp.exp(x), (x <= first[0] + edge) | (x >= last[0] - edge)
+
+
+def _log_over(value: jax.Array, goal: jax.Array) -> jax.Array:
+    """log(value / goal); a value that overflowed is above, one lost to rounding below."""
+    over = jnp.log(jnp.maximum(value, jnp.finfo(value.dtype).tiny)) - jnp.log(goal)
+    return jnp.where(jnp.isnan(value), jnp.inf, over)
+
+
+def and_least(t: jax.Array) -> jax.Array:
+    """An order and the least one, at which the bound by total variation is best."""
+    return jnp.stack([t, jnp.full_like(t, np.exp(_FIRST))])
+
+
+def _with_slope(log_moment: Callable[[jax.Array], jax.Array], t: jax.Array):
+    k, slope = jax.jvp(log_moment, (t[None],), (jnp.ones_like(t)[None],))
+    return k[0], slope[0]
+
+
+def best_for_epsilon(
+    log_moment: Callable[[jax.Array], jax.Array], log_delta: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The t at which epsilon at a log delta is least: where t K' - K + log(1 + t) = -log delta.
+
+    That is t^2 times the derivative of epsilon, and grows, since K is convex.
+    """
+
+    def over(x):
+        t = jnp.exp(x)
+        k, slope = _with_slope(log_moment, t)
+        return _log_over(t * slope - k + jnp.log1p(t), -log_delta)
+
+    return _zero(over, log_delta.dtype)
+
+
+def best_for_delta(
+    log_moment: Callable[[jax.Array], jax.Array], epsilon: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The t at which log delta at an epsilon is least: where K' = epsilon + log(1 + 1/t)."""
+
+    def over(x):
+        t = jnp.exp(x)
+        _, slope = _with_slope(log_moment, t)
+        return _log_over(slope, epsilon + jnp.log1p(1.0 / t))
+
+    return _zero(over, epsilon.dtype)
 
 
 def epsilon_from_rdp(rdp: Any, orders: Any, log_delta: Any) -> RdpEpsilon:

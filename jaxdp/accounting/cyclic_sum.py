@@ -24,7 +24,7 @@ as :math:`\hat b^n \, \mathrm{expm1}(n \, \mathrm{log1p}(\hat g / \hat b))`, sma
 - *Rounding of the transforms*. Every entry of a transform is off by at most
   e = 6 eps log2(size) times the sum of the moduli of its input (each of log2(size) stages adds
   products with rounded roots of unity; the constant has room for the ones of other libraries). For
-  products, |prod a^n - prod b^n| with |a - b| <= e is at most n e (|b| + e)^(n-1) ...: the
+  products, \|prod a^n - prod b^n\| with \|a - b\| <= e is at most n e (\|b\| + e)^(n-1) ...: the
   derivative at the outer end, the product being a power series in b and g with coefficients >= 0.
   The mean of that over the frequencies, plus e times the mean modulus, bounds each entry's error.
 - *Rounding of the laws*: losses off by some ulps move the sum by at most n_j times them, and that

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxdp.accounting import composition, conversion, saddle
+from jaxdp.accounting import composition, conversion, renyi_bounds, saddle
 from jaxdp.accounting.exact_delta import (
     Delta,
     Pieces,
@@ -171,25 +171,15 @@ def _renyi(run: Run) -> composition.Steps:
 
 def _renyi_epsilon(run: Run, log_delta: jax.Array) -> tuple[jax.Array, jax.Array]:
     steps = _renyi(run)
-
-    def bound(t):
-        return conversion.epsilon_at(t, composition.log_moment_of(steps, t) / t, log_delta)
-
-    epsilon, t, _ = conversion.search(bound, log_delta.dtype)
-    return epsilon, t
+    t, _ = renyi_bounds.best_order(steps, log_delta)
+    return jnp.min(renyi_bounds.epsilons(steps, conversion.and_least(t), log_delta)), t
 
 
 def _renyi_log_delta(run: Run, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     steps = _renyi(run)
-
-    def exponent(t):
-        # Without the bound on total variation, which has its minimum elsewhere.
-        log_moment = composition.log_moment_of(steps, t)
-        return log_moment - t * epsilon - t * jnp.log1p(1.0 / t) - jnp.log1p(t)
-
-    _, t, _ = conversion.search(exponent, epsilon.dtype)
-    ends = jnp.stack([t, jnp.full_like(t, 1e-6)])
-    logs = conversion.log_delta_at(ends, composition.log_moment_of(steps, ends), epsilon)
+    t = renyi_bounds.best_order_at(steps, epsilon)
+    both = conversion.and_least(t)
+    logs = conversion.log_delta_at(both, composition.log_moment_of(steps, both), epsilon)
     return jnp.min(logs), t
 
 

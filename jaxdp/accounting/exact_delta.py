@@ -80,15 +80,20 @@ def delta_at(side: Side, epsilon, log_delta, split) -> tuple[Delta, Pieces]:
     plan = saddle.plan(table, epsilon, log_delta, remove)
     as_it_is = ~(split & plan.can_split)
     most = jnp.where(plan.can_split & plan.rather_split, _FIRST_CHUNKS, _MOST_CHUNKS)
-    whole = line_integral.integrate(run, epsilon, plan.whole, remove, jnp.where(as_it_is, most, 0))
+    most = jnp.where(as_it_is, most, 0)
+    nothing = jnp.full_like(epsilon, -jnp.inf)
+    whole = line_integral.integrate(run, epsilon, plan.whole, remove, most, nothing)
     whole_sums = _scaled(whole, log_delta)
     again = plan.can_split & ~(as_it_is & (whole_sums[1] <= good * whole_sums[0]))
     start = tuple(jnp.zeros_like(part) for part in whole_sums)
 
     def add(total, part):
         line, used = part
-        most = jnp.where(again & used, _PART_CHUNKS, 0)
-        found = line_integral.integrate(run, epsilon, line, remove, most)
+        # Once a part is not known the others are of no use.
+        hopeless = ~(total[1] <= 10.0 * jnp.abs(total[0]))
+        most = jnp.where(again & used & ~hopeless, _PART_CHUNKS, 0)
+        log_known = jnp.log(jnp.abs(total[0])) + log_delta
+        found = line_integral.integrate(run, epsilon, line, remove, most, log_known)
         sums = _scaled(found, log_delta)
         return tuple(
             old + jnp.where(again & used, new, 0.0) for old, new in zip(total, sums, strict=True)

@@ -234,7 +234,12 @@ def growth(log_size: jax.Array, exponent_error: jax.Array) -> jax.Array:
 
 
 def integrate(
-    run: Run, epsilon: jax.Array, line: Line, remove: jax.Array, most_chunks: Any
+    run: Run,
+    epsilon: jax.Array,
+    line: Line,
+    remove: jax.Array,
+    most_chunks: Any,
+    log_known: jax.Array,
 ) -> Integral:
     """delta of the whole law, of that below one cut, or of what lies between two.
 
@@ -244,11 +249,14 @@ def integrate(
       line: Where to integrate, and which part of the law.
       remove: Bool scalar, whether the example is removed or added.
       most_chunks: Int32 scalar, after how many chunks to stop; what is cut off is in the error.
+      log_known: Log of what other parts of the law have: this one need be known to the digits of
+        that only, and is given up where it is not known at all.
     """
     dtype = epsilon.dtype
     ulp = float(jnp.finfo(dtype).eps)
     tolerance = 1e-11 if dtype == jnp.float64 else 1e-6
     scale = line.log_moment - line.c * epsilon
+    known = jnp.exp(jnp.minimum(log_known - scale, 80.0))
     cut = line.cut.size > 0
 
     def add_chunk(carry):
@@ -294,7 +302,8 @@ def integrate(
 
     def unfinished(carry):
         index, sums, tail, _ = carry
-        unsettled = (tail > tolerance * jnp.abs(sums[0])) & jnp.isfinite(sums[0])
+        size = jnp.maximum(jnp.abs(sums[0]), known)
+        unsettled = (tail > tolerance * size) & (sums[1] <= 10.0 * size)
         return (index < most_chunks) & ((index == 0) | unsettled)
 
     zero = jnp.zeros((), dtype)

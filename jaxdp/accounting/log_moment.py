@@ -148,8 +148,8 @@ def _windows(t: jax.Array, q: jax.Array, s: jax.Array, reach: float, span: jax.A
         goal, curvature = slope(y)
         return jnp.clip(y + (goal - y) / jnp.clip(curvature, 0.05, 1.0), 0.0, far)
 
-    low = jax.lax.fori_loop(0, 12, newton, jnp.zeros_like(t))
-    high = jax.lax.fori_loop(0, 12, newton, far)
+    low = jax.lax.fori_loop(0, 12, newton, jnp.zeros_like(t), unroll=True)
+    high = jax.lax.fori_loop(0, 12, newton, far, unroll=True)
     # Where two maxima merge the peak is quartic, with a width that grows as sqrt(s).
     flattest = jnp.minimum(2.0 / s, 1.0)
     low_width = reach / jnp.sqrt(jnp.clip(slope(low)[1], flattest, 1.0))
@@ -187,21 +187,22 @@ def _windows(t: jax.Array, q: jax.Array, s: jax.Array, reach: float, span: jax.A
     return begin, jnp.where(joined, middle, low_end), jnp.where(joined, middle, high_begin), end
 
 
-def poisson_gaussian(t: jax.Array, q: jax.Array, s: jax.Array) -> jax.Array:
+def poisson_gaussian(t: jax.Array, q: jax.Array, s: jax.Array, *, rough: bool = False) -> jax.Array:
     """K of the Poisson-subsampled Gaussian at real orders, by quadrature.
 
     The equispaced midpoint rule with a static number of nodes and traced positions. The integrand
     is a positive mixture of unit Gaussians (in units of s) times a function analytic up to
     distance pi s from the real axis, so the error falls as exp(-2 pi^2 / h^2) and
-    exp(-2 pi^2 s / h) in the spacing h.
+    exp(-2 pi^2 s / h) in the spacing h. ``rough``, for a search, is in float64 as good as float32.
     """
     double = t.dtype == jnp.float64
-    nodes, reach = (192, 9.5) if double else (64, 6.5)
+    fine = double and not rough
+    nodes, reach = (192, 9.5) if fine else (64, 6.5)
     ceiling = gaussian(t, _inverse_square(s))
     sampled = q
     q = _inside(q)
     s = jnp.clip(s, 1e-12, 1e9)  # the lower end is out of range below, the upper one costs noise
-    widest = jnp.minimum(0.75, 0.8 * s) if double else jnp.minimum(0.95, 0.9 * s)
+    widest = jnp.minimum(0.75, 0.8 * s) if fine else jnp.minimum(0.95, 0.9 * s)
     edges = jax.lax.stop_gradient(_windows(t, q, s, reach, 2 * nodes * widest))
     begin, low_end, high_begin, end = edges
     cell = jnp.asarray((np.arange(nodes) + 0.5) / nodes, t.dtype)[None, :]

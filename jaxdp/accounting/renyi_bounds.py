@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxdp.accounting import composition, conversion
@@ -14,15 +15,35 @@ def pure_epsilon(steps: Steps, dtype: Any) -> Any:
     return composition.pure_epsilon_of(steps, dtype) * (1.0 + conversion.margin(dtype))
 
 
+def best_order(steps: Steps, log_delta: Any) -> tuple[Any, Any]:
+    """The t = order - 1 of the least epsilon, and whether it is an end of the range."""
+    fixed = jax.lax.stop_gradient(steps)
+    # Where to look needs fewer digits than what is found there.
+    return conversion.best_for_epsilon(
+        lambda t: composition.log_moment_of(fixed, t, rough=True), jax.lax.stop_gradient(log_delta)
+    )
+
+
+def best_order_at(steps: Steps, epsilon: Any) -> Any:
+    """The t = order - 1 of the least delta at an epsilon."""
+    fixed = jax.lax.stop_gradient(steps)
+    return conversion.best_for_delta(
+        lambda t: composition.log_moment_of(fixed, t, rough=True), jax.lax.stop_gradient(epsilon)
+    )[0]
+
+
+def epsilons(steps: Steps, t: Any, log_delta: Any) -> Any:
+    """Epsilon by each of some orders 1 + t."""
+    return conversion.epsilon_at(t, composition.log_moment_of(steps, t) / t, log_delta)
+
+
 def rdp_epsilon(steps: Steps, log_delta: Any, orders: Any = None) -> RdpEpsilon:
     """Epsilon at a log delta, at the best of the orders or of all real ones, and that order."""
     dtype = log_delta.dtype
-
-    def bound(t):
-        return conversion.epsilon_at(t, composition.log_moment_of(steps, t) / t, log_delta)
-
     if orders is None:
-        value, t, at_edge = conversion.search(bound, dtype)
+        # At a minimum the derivative in t is 0, so that of the value there is that of the minimum.
+        t, at_edge = best_order(steps, log_delta)
+        value = jnp.min(epsilons(steps, conversion.and_least(t), log_delta))
         order, at_edge = 1.0 + t, at_edge & (value > 0.0) & (value < jnp.inf)
     else:
         rdp = composition.log_moment_of(steps, orders - 1.0) / (orders - 1.0)
@@ -41,9 +62,7 @@ def epsilon(steps: Steps, log_delta: Any) -> Any:
 
 def log_delta(steps: Steps, epsilon: Any) -> Any:
     """Log delta at an epsilon, by the best real order; -inf from the largest loss on."""
-
-    def bound(t):
-        return conversion.log_delta_at(t, composition.log_moment_of(steps, t), epsilon)
-
-    value, _, _ = conversion.search(bound, epsilon.dtype)
-    return jnp.where(epsilon >= pure_epsilon(steps, epsilon.dtype), -jnp.inf, value)
+    t = conversion.and_least(best_order_at(steps, epsilon))
+    values = conversion.log_delta_at(t, composition.log_moment_of(steps, t), epsilon)
+    pure = epsilon >= pure_epsilon(steps, epsilon.dtype)
+    return jnp.where(pure, -jnp.inf, jnp.min(values))

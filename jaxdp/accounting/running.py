@@ -8,14 +8,14 @@ r"""The exact accountant step by step: log-moments on fixed lines, added up insi
 what is added being non-negative; log M is the sum of the steps' log-moments. So lines that are
 fixed before the run bound delta at every epsilon and after every step: a line that suits badly is
 loose, not wrong, and the least of several counts. Bounds on the errors of the log-moments, and on
-how far |M| falls beyond the last node, add up likewise. Those of both directions are kept.
+how far \|M\| falls beyond the last node, add up likewise. Those of both directions are kept.
 
 Rounding: the nodes hold few bits and are exact. A sum kept as a pair is off by 2 ulps of itself and
 n ulps^2 of the sum of sizes for n steps, which for n below 1 / ulp is one ulp of each step's size:
 every step adds 8 ulps of its size to its error. The bound on the tail is a product of as many
 rounded factors as there are steps; it counts twice.
 
-Where a run's few large losses decide, |M| does not fall within the nodes and the bound is of no
+Where a run's few large losses decide, \|M\| does not fall within the nodes and the bound is of no
 use: whoever asks has Renyi DP beside it.
 """
 

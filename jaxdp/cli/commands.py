@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdp import accounting as acc
+from jaxdp import report
+from jaxdp._rounding import rounded_up
 from jaxdp.cli import figure
 from jaxdp.cli.options import parser
 from jaxdp.cli.run import Run, UsageError, run_of
-from jaxdp.cli.text import rounded_up
 
 
 class Unanswerable(Exception):
@@ -90,9 +91,15 @@ def _calibrate(options: argparse.Namespace, run: Run) -> str:
     )
 
 
+def _compared(event: acc.Event, delta: float) -> list[acc.Comparison]:
+    """The comparison, with a word on a terminal while it takes its seconds."""
+    (results,) = [acc.compare(each, delta) for each in report.progress([event], "comparing")]
+    return results
+
+
 def _compare(options: argparse.Namespace, run: Run) -> str:
     noise, delta = float(options.noise_multiplier), float(options.delta)
-    results = acc.compare(run.event(noise), delta)
+    results = _compared(run.event(noise), delta)
     if options.json:
         return _json(
             {"accountants": [result._asdict() for result in results], "delta": delta}
@@ -116,18 +123,10 @@ def _plot(options: argparse.Namespace, run: Run) -> str:
         raise UsageError("--steps", "must be at least 1, got 0")
     noise, delta = float(options.noise_multiplier), float(options.delta)
     try:
-        picture = figure.blank(options.output)
+        figure.check_output(options.output)
     except ImportError as error:
         raise Unanswerable(str(error)) from None
-    names = options.accountants or [
-        result.accountant for result in acc.compare(run.event(noise), delta) if result.certified
-    ]
-    counts = figure.counts_up_to(run.num_steps)
-    lines = {
-        name: [acc.epsilon(run.event(noise, n), delta, accountant=name) for n in counts]
-        for name in names
-    }
-    figure.draw(picture, counts, lines, run, noise, delta)
+    picture = figure.draw(run, noise, delta, options.accountants)
     try:
         picture.savefig(options.output)
     except OSError as error:

@@ -150,7 +150,8 @@ def parser() -> argparse.ArgumentParser:
         "--accountants",
         nargs="+",
         metavar="NAME",
-        help="which lines to draw (default: every certified one of 'jaxdp compare')",
+        help="which lines to draw (default: the certified ones of 'jaxdp compare', without "
+        "those that repeat another)",
     )
     plot.add_argument(
         "--output", required=True, metavar="FILE", help="a .pdf, .svg or .png file to write"

@@ -1,18 +1,7 @@
-"""Numbers as text and back: nothing printed is smaller than what it stands for."""
+"""Numbers that the command line gives as text."""
 
 import argparse
-import decimal
-import math
 from fractions import Fraction
-
-_DIGITS = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
-
-
-def rounded_up(value: float) -> str:
-    """Six significant digits, rounded up: a bound stays a bound when it is copied."""
-    if not math.isfinite(value):
-        return str(value)
-    return f"{_DIGITS.create_decimal(decimal.Decimal(value)):g}"
 
 
 def number(text: str) -> Fraction:

@@ -66,7 +66,7 @@ class LocalPlan(NumbersAsLeaves):
 
     @property
     def epsilon(self) -> float:
-        """The local epsilon: of all that one client sends, whoever reads it."""
+        """The local epsilon, of all that one client sends, whoever reads it."""
         return math.inf if self.delta is None else accounting.epsilon(self.event, self.delta)
 
 

@@ -18,6 +18,8 @@ _ORDERS = 1.0 + np.geomspace(1e-2, 1e6, 140)
 
 
 class RoundMetrics(NamedTuple):
+    """What a round reports; what is marked NOT private is for the curator's eyes."""
+
     loss: jax.Array  # float scalar, mean over clients of their training loss. NOT private
     clipped_fraction: jax.Array  # float scalar, share of the clients clipped. NOT private
     norm: Any  # float [m], or a pytree of them: each delta's norm, 0 for padding. NOT private

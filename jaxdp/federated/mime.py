@@ -36,6 +36,8 @@ class MimeModel(NamedTuple):
 
 
 class Mime(NamedTuple):
+    """The pieces of a Mime run, for ``simulate`` or ``make_round``, and ``make_plan``."""
+
     client_update: ClientUpdateFn  # for simulate and make_round
     server_optimizer: optax.GradientTransformation  # the same
     broadcast: Callable[[Any, Any], MimeModel]  # the same

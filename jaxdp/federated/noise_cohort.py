@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from jaxdp import _validate
+from jaxdp._rounding import rounded_up
 from jaxdp.federated.cohort import CohortSampler
 from jaxdp.federated.plan import make_plan
 
@@ -26,9 +27,9 @@ class NoiseCohort(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"REAL epsilon {self.real_epsilon:.6g}: of the simulated clients, "
+            f"REAL epsilon {rounded_up(self.real_epsilon)}: of the simulated clients, "
             f"noise multiplier {self.noise_multiplier:.6g}, delta {self.delta:g}\n"
-            f"HYPOTHETICAL epsilon {self.hypothetical_epsilon:.6g}: of the deployment; "
+            f"HYPOTHETICAL epsilon {rounded_up(self.hypothetical_epsilon)}: of the deployment; "
             "nobody in the simulation has it"
         )
 

@@ -9,10 +9,12 @@ import jax
 import numpy as np
 
 from jaxdp import _validate, accounting, transforms
+from jaxdp._rounding import rounded_up
 from jaxdp.clipping import rescale
 from jaxdp.federated.cohort import CohortSampler, PoissonCohorts
 from jaxdp.federated.mime import MimeSum
 
+_KNOWN = "a number where target_epsilon is given (close over such a plan; jit would trace it)"
 # The part of delta that pays for cohorts too large for their slots.
 _OVERFLOW_SHARE = 0.01
 
@@ -116,7 +118,7 @@ class ClientPlan(NumbersAsLeaves):
         epsilon = self.epsilon
         guarantee = "none"
         if self.delta is not None and math.isfinite(epsilon):
-            guarantee = f"({epsilon:.6g}, {self.delta:g})-differential privacy"
+            guarantee = f"({rounded_up(epsilon)}, {self.delta:g})-differential privacy"
         enforced = f"enforced up to epsilon {self.target_epsilon}"
         clip = self.l2_clip_norm
         rows = {
@@ -208,8 +210,7 @@ def make_plan(
         noise_multiplier = _calibrated(cohorts, num_rounds, target_epsilon, delta)
     noise_multiplier = as_drawn(noise_multiplier)
     if _validate.is_traced(noise_multiplier):
-        allowed = "a number where target_epsilon is given"
-        _validate.refuse("noise_multiplier", noise_multiplier, allowed)
+        _validate.refuse("noise_multiplier", noise_multiplier, _KNOWN)
     if isinstance(cohorts, PoissonCohorts) and cohorts.max_cohort_size is None:
         cohorts = _with_slots(cohorts, noise_multiplier, target_epsilon, delta)
     return ClientPlan(
@@ -277,8 +278,7 @@ def _check_slots(
 ) -> None:
     """Refuses slots whose running out costs more of delta than is set aside for it."""
     if _validate.is_traced(noise_multiplier):
-        allowed = "a number where target_epsilon is given"
-        _validate.refuse("noise_multiplier", noise_multiplier, allowed)
+        _validate.refuse("noise_multiplier", noise_multiplier, _KNOWN)
     if cohorts.overflow_delta(1) == 0.0:
         return
     if not isinstance(cohorts, PoissonCohorts):

@@ -22,6 +22,8 @@ from jaxdp.federated.turns import with_budget_in_turns
 
 
 class Carry(NamedTuple):
+    """Where a federated run stands: what a round reads and returns."""
+
     params: Any  # pytree, the model: all that is meant to be released
     opt_state: Any  # noise, clip norm, server optimizer and budget
     key: jax.Array  # scalar PRNG key, fixed for the run
@@ -30,6 +32,8 @@ class Carry(NamedTuple):
 
 
 class FederatedRound(NamedTuple):
+    """A federated run as pure functions, with the plan that they keep."""
+
     init: Callable[[Any, jax.Array], Carry]  # (params, key) -> carry
     sample: Callable[[Source, Carry], Cohort]  # (federation, carry) -> the round's cohort
     round: Callable[[Carry, Cohort], tuple[Carry, RoundMetrics]]

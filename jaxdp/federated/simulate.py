@@ -15,6 +15,8 @@ from jaxdp.federated.round import Carry, FederatedRound, make_round
 
 
 class Simulation(NamedTuple):
+    """A finished run."""
+
     params: Any  # pytree, the model after the last round
     metrics: RoundMetrics  # stacked over rounds, leaves [num_rounds, ...]
     plan: ClientPlan  # what the run promises

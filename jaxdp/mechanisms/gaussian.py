@@ -228,7 +228,7 @@ def delta(*, epsilon: Any, noise_multiplier: Any) -> Any:
 
 
 def epsilon(*, delta: Any, noise_multiplier: Any) -> Any:
-    """The smallest epsilon at delta: the inverse of the exact privacy profile.
+    r"""The smallest epsilon at delta: the inverse of the exact privacy profile.
 
     Args:
       delta: Scalar in (0, 1).
@@ -242,7 +242,7 @@ def epsilon(*, delta: Any, noise_multiplier: Any) -> Any:
 
     Guarantee:
       Never below the truth, never negative. With u the dtype's epsilon, it is the exact
-      epsilon of a delta smaller by 16 u (1 + |log delta|) relative, increased by 17 u: within
+      epsilon of a delta smaller by 16 u (1 + \|log delta\|) relative, increased by 17 u: within
       1e-9 relative in float64 and 1e-4 in float32, unless epsilon is far below
       1 / noise_multiplier, where a rounding of delta itself moves it by more. Neighbours and
       unit are those of the sensitivity.

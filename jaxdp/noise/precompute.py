@@ -10,6 +10,8 @@ from jaxdp.noise import iid
 
 
 class NoiseBlock(NamedTuple):
+    """The noise of the next steps, each row to be used once."""
+
     key: jax.Array  # scalar PRNG key of the run
     step: jax.Array  # int32 scalar, the step whose noise `take` gives next
     first_step: jax.Array  # int32 scalar, the step of row 0 of the block
@@ -78,6 +80,9 @@ def take(block: NoiseBlock) -> tuple[Any, NoiseBlock]:
 
     Guarantee:
       Successive calls hand out the noise of successive steps; no row is given twice.
+
+    Example:
+      See ``precompute``.
     """
     leaves = jax.tree.leaves(block.noise)
     if not leaves:

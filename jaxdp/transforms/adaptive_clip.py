@@ -17,6 +17,8 @@ _LOWEST, _HIGHEST = 2.0**-99, 2.0**99
 
 
 class AdaptiveClipState(NamedTuple):
+    """Where the threshold stands, and the stream of its counts' noise."""
+
     key: jax.Array  # scalar PRNG key, fixed for the run
     step: jax.Array  # int32 scalar, counts released so far
     clip_norm: Any  # float scalar, or pytree of them: what to clip with now. Private: see below

@@ -19,6 +19,8 @@ ACCOUNTANTS = ("auto", "exact", "rdp")
 
 
 class BudgetState(NamedTuple):
+    """What a budgeted chain has spent so far, and on what terms."""
+
     inner_state: Any  # state of the chain inside, frozen once exhausted
     step: jax.Array  # int32 scalar, steps paid for so far
     exhausted: jax.Array  # bool scalar, whether the next step would overspend

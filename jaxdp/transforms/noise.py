@@ -14,11 +14,15 @@ NoiseMultiplier = float | jax.Array | Callable[[jax.Array], Any]
 
 
 class GaussianNoiseState(NamedTuple):
+    """Where the stream of Gaussian noise stands."""
+
     key: jax.Array  # scalar PRNG key, fixed for the run
     step: jax.Array  # int32 scalar, releases made so far
 
 
 class LaplaceNoiseState(NamedTuple):
+    """Where the stream of Laplace noise stands."""
+
     key: jax.Array  # scalar PRNG key, fixed for the run
     step: jax.Array  # int32 scalar, releases made so far
 

@@ -26,6 +26,29 @@ from jaxdp.accounting import host
 # A profile is looked at on this grid first, and then between the neighbours of the best point.
 # Beyond its end e^-epsilon is next to no float.
 _GRID = (0.0, *(4.0**j for j in range(-15, 5)), 700.0)
+# e^-40 is lost in 1 - delta.
+_LOST = -40.0
+
+
+def as_far_as_it_shows(log_delta_at: Callable[[float], Any]) -> Callable[[float], float]:
+    """The profile, each epsilon asked once, and none beyond one at which 1 - delta is 1.
+
+    Delta falls with epsilon, so that a bound at a smaller one is a bound: far out, where a profile
+    may take seconds, nothing depends on it.
+    """
+    lost: list[tuple[float, float]] = []
+
+    @functools.cache
+    def profile(epsilon: float) -> float:
+        for place, value in lost:
+            if epsilon >= place:
+                return value
+        value = min(float(log_delta_at(epsilon)), 0.0)
+        if value <= _LOST:
+            lost.append((epsilon, value))
+        return value
+
+    return profile
 
 
 def _largest(value: Callable[[float], float]) -> float:
@@ -92,10 +115,7 @@ def type_ii_error(alpha: Any, log_delta_at: Callable[[float], Any]) -> Any:
         _validate.probability("alpha", number)
     _validate.function("log_delta_at", log_delta_at)
 
-    @functools.cache
-    def profile(epsilon: float) -> float:
-        return min(float(log_delta_at(epsilon)), 0.0)
-
+    profile = as_far_as_it_shows(log_delta_at)
     errors = [_type_ii_error(float(number), profile) for number in known.ravel()]
     return np.reshape(errors, known.shape) if known.ndim else errors[0]
 

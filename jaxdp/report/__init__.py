@@ -4,6 +4,7 @@ Pictures need the extra ``plots`` (matplotlib), which is imported when the first
 Each ``plot_*`` returns the Matplotlib ``Axes``; ``axes.figure.savefig("epsilon.pdf")`` writes it.
 """
 
+from jaxdp.report.chunked_scan import scan as scan
 from jaxdp.report.describe import describe as describe
 from jaxdp.report.epsilon_plot import plot_epsilon as plot_epsilon
 from jaxdp.report.norms_plot import plot_norms as plot_norms

@@ -116,7 +116,7 @@ def test_the_largest_of_many_normals_by_another_quadrature(d):
     assert found.laplace.max_error / found.laplace.scale == pytest.approx(harmonic, rel=1e-12)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.integers(1, 200), st.integers(1, 50), st.floats(0.05, 20.0), st.floats(-60.0, math.log(0.1))
 )

@@ -29,18 +29,23 @@ class PrivacyPlan(NamedTuple):
     neighboring_relation: str = "add_or_remove_one"
     sampler: str = "Poisson"
 
+    def _caution(self) -> str:
+        # Publishing an example picked at random is (0, 1/n)-private, too.
+        large = self.delta * self.num_examples >= 1.0
+        return "; NOT SMALL: at least one over the number of examples" if large else ""
+
     def __str__(self) -> str:
         rows = {
-            "Guarantee": f"({rounded_up(self.epsilon)}, {self.delta:g})-differential privacy",
+            "Guarantee": f"({rounded_up(self.epsilon)}, {self.delta!r})-differential privacy",
             "Unit": f"{self.unit}; neighbours: {self.neighboring_relation}",
             "Sampler": f"{self.sampler}, probability {self.sampling_probability:.6g} "
             f"({self.expected_batch_size:g} expected of {self.num_examples}), "
             f"capacity {self.max_batch_size}",
             "Mechanism": f"Gaussian, noise multiplier {self.noise_multiplier:.6g}, "
             f"L2 clip norm {self.l2_clip_norm:g}, {self.num_steps} steps",
-            "Accountant": f"{self.accountant}; enforced up to epsilon {self.target_epsilon:g}",
+            "Accountant": f"{self.accountant}; enforced up to epsilon {self.target_epsilon!r}",
             "Delta": f"{self.delta - self.overflow_delta:.4g} mechanism, "
-            f"{self.overflow_delta:.4g} batch overflow",
+            f"{self.overflow_delta:.4g} batch overflow{self._caution()}",
             "Covers": "every released model of the run; not losses, norms or other metrics, the "
             "choice of hyperparameters, or floating-point effects; the number of examples is "
             "taken as public",

@@ -201,6 +201,9 @@ def make_private(
             "expected_batch_size", expected_batch_size, f"at most num_examples = {num_examples}"
         )
     _validate.positive("l2_clip_norm", l2_clip_norm)
+    # Plain numbers: NumPy's small types would lose digits of delta and of the probability.
+    target_epsilon, delta = float(target_epsilon), float(delta)
+    expected_batch_size, l2_clip_norm = float(expected_batch_size), float(l2_clip_norm)
     plan = _plan(
         float(target_epsilon),
         float(delta),

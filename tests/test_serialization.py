@@ -314,6 +314,10 @@ def test_traced_and_missing_numbers_are_not_written():
         dumps(jax.tree.map(lambda _: math.nan, acc.Gaussian(1.0) * 2))
 
 
+def half(value):
+    return {"kind": "array", "dtype": "float16", "shape": [], "data": [float(np.float16(value))]}
+
+
 def forged(plan, **changes):
     fields = json.loads(dumps(plan))
     fields["value"] |= changes
@@ -342,6 +346,12 @@ FORGERIES = [
     ({"neighboring_relation": "replace_one"}, "value.neighboring_relation must be one of"),
     ({"sampler": "shuffled"}, "value.sampler must be one of 'Poisson'"),
     ({"unit": 3}, "value.unit must be a text"),
+    ({"unit": "one person, with all their data"}, "value.unit must be one of 'one example'"),
+    ({"accountant": "exact\n\n### Guarantee"}, "value.accountant must be one of 'exact'"),
+    # A float16 equals numbers that it is not, and rounds what is made of it.
+    ({"epsilon": half(2.0)}, "value.epsilon must be a plain number"),
+    ({"delta": half(0.001)}, "value.delta must be a plain number"),
+    ({"epsilon": 10**390}, "value.epsilon must be at most 1.8e308"),
     ({"l2_clip_norm": 0.0}, "value.l2_clip_norm must be a finite number > 0"),
 ]
 
@@ -351,6 +361,13 @@ def test_a_plan_that_promises_more_than_its_event_gives_is_refused(private_plan,
     with pytest.raises(ValueError, match=r".") as refused:
         loads(forged(private_plan, **changes))
     assert words in str(refused.value)
+
+
+def test_an_event_of_other_types_than_the_plan_s_own_is_refused(private_plan):
+    fields = json.loads(dumps(private_plan))
+    fields["value"]["event"]["event"]["sampling_probability"] = half(0.0)
+    with pytest.raises(ValueError, match=r"value\.event.* must be a plain number"):
+        loads(json.dumps(fields))
 
 
 def test_a_plan_that_promises_less_than_it_could_is_read(private_plan):

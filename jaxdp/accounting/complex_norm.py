@@ -18,7 +18,9 @@ import jax.numpy as jnp
 
 from jaxdp.accounting.contour import Contour, log_x, nodes_at, partition
 
-_EVERY = 4  # norms are right to a few per cent on every fourth node
+# Norms are right to a few per cent on every fourth node; not so below a cut, where weights may fall
+# within a few nodes.
+_EVERY, _EVERY_CUT = 4, 1
 
 
 class LogNorms(NamedTuple):
@@ -41,10 +43,11 @@ def log_norms(
     dtype = line.sd.dtype
     tiny = float(jnp.finfo(dtype).tiny)
     # The coarse nodes must stay on the fine ones: the first of them does.
+    every = _EVERY_CUT if line.log_cut.size > 0 else _EVERY
     coarse = line._replace(
-        first=line.first / _EVERY,
-        spacing=_EVERY * line.spacing,
-        chunks=(line.chunks + _EVERY - 1) // _EVERY,
+        first=line.first / every,
+        spacing=every * line.spacing,
+        chunks=(line.chunks + every - 1) // every,
     )
 
     def at(shift):

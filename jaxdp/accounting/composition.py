@@ -43,6 +43,19 @@ class Steps(NamedTuple):
     without_replacement: Any  # (fraction of the examples [n], noise multiplier [n], count [n])
 
 
+def _times(count: Any, more: Any) -> Any:
+    """The product of two counts, which does not wrap around whatever integers they are."""
+    if _validate.is_traced(count, more):
+        dtype = jnp.result_type(float)
+        return jnp.asarray(count, dtype) * jnp.asarray(more, dtype)
+    return np.asarray(count).item() * np.asarray(more).item()
+
+
+def _ratio(part: Any, whole: Any) -> Any:
+    """A quotient to all digits: NumPy's small integers give a float16."""
+    return part / whole if _validate.is_traced(part, whole) else float(part) / float(whole)
+
+
 def _precision_of(noise_multiplier: Any, count: Any) -> Any:
     """count / noise_multiplier^2, infinite without noise, 0 without steps."""
     if _validate.is_traced(noise_multiplier, count):
@@ -62,7 +75,7 @@ def _precision_of(noise_multiplier: Any, count: Any) -> Any:
 def _merged(event: Event, count: Any) -> Any:
     """The sum of count / noise_multiplier^2 over a composition of Gaussians."""
     if isinstance(event, Repeated):
-        return _merged(event.event, count * event.count)
+        return _merged(event.event, _times(count, event.count))
     if isinstance(event, Composed):
         return sum((_merged(part, count) for part in event.events), 0.0)
     assert isinstance(event, Gaussian)
@@ -98,7 +111,7 @@ def _collect_schedule(event: Schedule, count: Any, found: dict[str, list[Any]]) 
 
 def _collect(event: Event, count: Any, found: dict[str, list[Any]]) -> None:
     if isinstance(event, Repeated):
-        _collect(event.event, count * event.count, found)
+        _collect(event.event, _times(count, event.count), found)
     elif isinstance(event, Composed):
         for part in event.events:
             _collect(part, count, found)
@@ -123,7 +136,7 @@ def _collect(event: Event, count: Any, found: dict[str, list[Any]]) -> None:
             )
         )
     elif isinstance(event, SampledWithoutReplacement):
-        fraction = event.batch_size / event.num_examples
+        fraction = _ratio(event.batch_size, event.num_examples)
         found["without_replacement"].append((fraction, _multiplier(event.event), count))
     elif isinstance(event, PoissonSampled):
         q = event.sampling_probability

@@ -172,7 +172,8 @@ def _renyi(run: Run) -> composition.Steps:
 def _renyi_epsilon(run: Run, log_delta: jax.Array) -> tuple[jax.Array, jax.Array]:
     steps = _renyi(run)
     t, _ = renyi_bounds.best_order(steps, log_delta)
-    return jnp.min(renyi_bounds.epsilons(steps, conversion.and_least(t), log_delta)), t
+    values = renyi_bounds.epsilons(steps, conversion.and_least(t), log_delta)
+    return conversion.least(values), t
 
 
 def _renyi_log_delta(run: Run, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -180,7 +181,7 @@ def _renyi_log_delta(run: Run, epsilon: jax.Array) -> tuple[jax.Array, jax.Array
     t = renyi_bounds.best_order_at(steps, epsilon)
     both = conversion.and_least(t)
     logs = conversion.log_delta_at(both, composition.log_moment_of(steps, both), epsilon)
-    return jnp.min(logs), t
+    return conversion.least(logs), t
 
 
 @jax.custom_jvp

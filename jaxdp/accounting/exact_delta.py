@@ -82,7 +82,7 @@ def delta_at(side: Side, epsilon, log_delta, split) -> tuple[Delta, Pieces]:
     most = jnp.where(plan.can_split & plan.rather_split, _FIRST_CHUNKS, _MOST_CHUNKS)
     most = jnp.where(as_it_is, most, 0)
     nothing = jnp.full_like(epsilon, -jnp.inf)
-    whole = line_integral.integrate(run, epsilon, plan.whole, remove, most, nothing)
+    whole = line_integral.integrate(run, epsilon, plan.whole, remove, most, nothing, log_delta)
     whole_sums = _scaled(whole, log_delta)
     again = plan.can_split & ~(as_it_is & (whole_sums[1] <= good * whole_sums[0]))
     start = tuple(jnp.zeros_like(part) for part in whole_sums)
@@ -90,10 +90,10 @@ def delta_at(side: Side, epsilon, log_delta, split) -> tuple[Delta, Pieces]:
     def add(total, part):
         line, used = part
         # Once a part is not known the others are of no use.
-        hopeless = ~(total[1] <= 10.0 * jnp.abs(total[0]))
+        hopeless = ~(total[1] <= 10.0 * jnp.maximum(jnp.abs(total[0]), 1.0))
         most = jnp.where(again & used & ~hopeless, _PART_CHUNKS, 0)
         log_known = jnp.log(jnp.abs(total[0])) + log_delta
-        found = line_integral.integrate(run, epsilon, line, remove, most, log_known)
+        found = line_integral.integrate(run, epsilon, line, remove, most, log_known, log_delta)
         sums = _scaled(found, log_delta)
         return tuple(
             old + jnp.where(again & used, new, 0.0) for old, new in zip(total, sums, strict=True)

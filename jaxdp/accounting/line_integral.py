@@ -109,7 +109,7 @@ def _choose(nodes: contour.Contour, line: Line, y: jax.Array, beyond: Any) -> _C
         reached = norm[:, None, :] - fall[None, :, :]
         up = jnp.min(jnp.where(apart[None, :, :] > 0, reached, jnp.inf), axis=2)
         down = jnp.min(jnp.where(apart[None, :, :] < 0, reached, jnp.inf), axis=2)
-        # Norms on every fourth node are right to a few per cent: twice that covers it.
+        # Norms are right to a few per cent: twice that covers it.
         return jnp.logaddexp(up, down) + math.log(2.0)
 
     def worst(part):
@@ -240,6 +240,7 @@ def integrate(
     remove: jax.Array,
     most_chunks: Any,
     log_known: jax.Array,
+    log_delta: jax.Array,
 ) -> Integral:
     """delta of the whole law, of that below one cut, or of what lies between two.
 
@@ -250,13 +251,14 @@ def integrate(
       remove: Bool scalar, whether the example is removed or added.
       most_chunks: Int32 scalar, after how many chunks to stop; what is cut off is in the error.
       log_known: Log of what other parts of the law have: this one need be known to the digits of
-        that only, and is given up where it is not known at all.
+        that only.
+      log_delta: Log of about what the law has: what is not known to ten times that is given up.
     """
     dtype = epsilon.dtype
     ulp = float(jnp.finfo(dtype).eps)
     tolerance = 1e-11 if dtype == jnp.float64 else 1e-6
     scale = line.log_moment - line.c * epsilon
-    known = jnp.exp(jnp.minimum(log_known - scale, 80.0))
+    known, expected = (jnp.exp(jnp.minimum(at - scale, 80.0)) for at in (log_known, log_delta))
     cut = line.cut.size > 0
 
     def add_chunk(carry):
@@ -303,7 +305,8 @@ def integrate(
     def unfinished(carry):
         index, sums, tail, _ = carry
         size = jnp.maximum(jnp.abs(sums[0]), known)
-        unsettled = (tail > tolerance * size) & (sums[1] <= 10.0 * size)
+        hopeless = ~(sums[1] <= 10.0 * jnp.maximum(size, expected))
+        unsettled = (tail > tolerance * size) & ~hopeless
         return (index < most_chunks) & ((index == 0) | unsettled)
 
     zero = jnp.zeros((), dtype)

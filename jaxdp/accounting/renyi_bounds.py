@@ -43,7 +43,7 @@ def rdp_epsilon(steps: Steps, log_delta: Any, orders: Any = None) -> RdpEpsilon:
     if orders is None:
         # At a minimum the derivative in t is 0, so that of the value there is that of the minimum.
         t, at_edge = best_order(steps, log_delta)
-        value = jnp.min(epsilons(steps, conversion.and_least(t), log_delta))
+        value = conversion.least(epsilons(steps, conversion.and_least(t), log_delta))
         order, at_edge = 1.0 + t, at_edge & (value > 0.0) & (value < jnp.inf)
     else:
         rdp = composition.log_moment_of(steps, orders - 1.0) / (orders - 1.0)
@@ -65,4 +65,4 @@ def log_delta(steps: Steps, epsilon: Any) -> Any:
     t = conversion.and_least(best_order_at(steps, epsilon))
     values = conversion.log_delta_at(t, composition.log_moment_of(steps, t), epsilon)
     pure = epsilon >= pure_epsilon(steps, epsilon.dtype)
-    return jnp.where(pure, -jnp.inf, jnp.min(values))
+    return jnp.where(pure, -jnp.inf, conversion.least(values))

@@ -63,7 +63,10 @@ class CohortSampler(abc.ABC):
 
     def participations(self, num_rounds: Any) -> Any:
         """How many times ``event`` is to be counted after so many rounds (int, or traced)."""
-        return -(-num_rounds // self.period)
+        # A small integer type would wrap around when negated.
+        traced = _validate.is_traced(num_rounds)
+        rounds = jnp.asarray(num_rounds, jnp.int32) if traced else int(num_rounds)
+        return -(-rounds // self.period)
 
     def overflow_delta(self, num_rounds: int) -> float:
         """The part of delta that slots which run out cost over so many rounds."""
@@ -73,6 +76,11 @@ class CohortSampler(abc.ABC):
     def run_event(self, noise_multiplier: Any, num_rounds: int) -> accounting.Event:
         """What a whole run costs."""
         return accounting.Repeated(self.event(noise_multiplier), self.participations(num_rounds))
+
+    def _keep(self, **numbers: Any) -> None:
+        """Keeps plain numbers, whose arithmetic neither wraps around nor loses digits."""
+        for name, number in numbers.items():
+            object.__setattr__(self, name, number)
 
     def sample(self, source: Source, key: jax.Array, round_number: jax.Array) -> Cohort:
         """The cohort of a round, drawn from a federation of this sampler's size."""
@@ -124,10 +132,11 @@ class PoissonCohorts(CohortSampler):
     max_cohort_size: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self):
-        _validate.integer("num_clients", self.num_clients, minimum=1, maximum=2**31 - 1)
-        _expected(self.expected_cohort_size, self.num_clients)
+        n = _validate.integer("num_clients", self.num_clients, minimum=1, maximum=2**31 - 1)
+        self._keep(num_clients=n, expected_cohort_size=_expected(self.expected_cohort_size, n))
         if self.max_cohort_size is not None:
-            _validate.integer("max_cohort_size", self.max_cohort_size, minimum=1)
+            slots = _validate.integer("max_cohort_size", self.max_cohort_size, minimum=1)
+            self._keep(max_cohort_size=slots)
 
     @property
     def sampling_probability(self) -> float:
@@ -205,7 +214,8 @@ class FixedSizeCohorts(CohortSampler):
 
     def __post_init__(self):
         n = _validate.integer("num_clients", self.num_clients, minimum=1, maximum=2**31 - 1)
-        _validate.integer("cohort_size", self.cohort_size, minimum=1, maximum=n)
+        size = _validate.integer("cohort_size", self.cohort_size, minimum=1, maximum=n)
+        self._keep(num_clients=n, cohort_size=size)
 
     @property
     def expected_cohort_size(self) -> float:
@@ -268,6 +278,7 @@ class GroupCohorts(CohortSampler):
         if n + separation >= 2**31:
             # A group is counted past its last member, in int32.
             _validate.refuse("min_separation", separation, "below 2**31 with num_clients added")
+        self._keep(num_clients=n, min_separation=separation)
 
     @property
     def expected_cohort_size(self) -> float:

@@ -28,7 +28,7 @@ class NoiseCohort(NamedTuple):
     def __str__(self) -> str:
         return (
             f"REAL epsilon {rounded_up(self.real_epsilon)}: of the simulated clients, "
-            f"noise multiplier {self.noise_multiplier:.6g}, delta {self.delta:g}\n"
+            f"noise multiplier {self.noise_multiplier:.6g}, delta {float(self.delta)!r}\n"
             f"HYPOTHETICAL epsilon {rounded_up(self.hypothetical_epsilon)}: of the deployment; "
             "nobody in the simulation has it"
         )
@@ -73,7 +73,7 @@ def noise_cohort(
       ...     noise_multiplier=2.0, num_rounds=50, delta=1e-6)
       >>> print(both)
       REAL epsilon 6780.47: of the simulated clients, noise multiplier 0.02, delta 1e-06
-      HYPOTHETICAL epsilon 2.25408: of the deployment; nobody in the simulation has it
+      HYPOTHETICAL epsilon 2.25409: of the deployment; nobody in the simulation has it
 
     References:
       McMahan et al. 2018, arXiv:1710.06963, Section 4 (extrapolation to larger cohorts).

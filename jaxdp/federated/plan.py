@@ -85,6 +85,7 @@ class ClientPlan(NumbersAsLeaves):
     def __post_init__(self):
         check_run(self.cohorts, self.num_rounds, self.delta)
         _check_target(self.target_epsilon, self.delta)
+        keep_plain(self, num_rounds=int, delta=float, target_epsilon=float)
         # What is drawn is what is accounted for, however the plan came about.
         object.__setattr__(self, "noise_multiplier", as_drawn(self.noise_multiplier))
         _check_clip(self.l2_clip_norm, self.noise_multiplier)
@@ -118,7 +119,7 @@ class ClientPlan(NumbersAsLeaves):
         epsilon = self.epsilon
         guarantee = "none"
         if self.delta is not None and math.isfinite(epsilon):
-            guarantee = f"({rounded_up(epsilon)}, {self.delta:g})-differential privacy"
+            guarantee = f"({rounded_up(epsilon)}, {self.delta!r})-differential privacy"
         enforced = f"enforced up to epsilon {self.target_epsilon}"
         clip = self.l2_clip_norm
         rows = {
@@ -227,6 +228,13 @@ def check_run(cohorts: Any, num_rounds: Any, delta: Any) -> None:
         _validate.refuse("delta", delta, "a number that is known when the run is planned")
     if delta is not None:
         _validate.delta("delta", delta)
+
+
+def keep_plain(plan: Any, **kinds: Any) -> None:
+    """Makes plain numbers of fields, whose arithmetic neither wraps around nor loses digits."""
+    for name, kind in kinds.items():
+        value = getattr(plan, name)
+        object.__setattr__(plan, name, None if value is None else kind(value))
 
 
 def _check_target(target_epsilon: Any, delta: Any) -> None:

@@ -14,6 +14,7 @@ _TYPES = (
     *("uint8", "uint16", "uint32", "uint64"),
 )
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
+_LARGEST = int(np.finfo(np.float64).max)
 _FIELDS = {"kind", "dtype", "shape", "data"}
 
 
@@ -31,7 +32,7 @@ def decode_number(value: Any, where: str) -> float:
         if value not in _INFINITE:
             _validate.refuse(where, value, "a number, or 'inf' or '-inf'")
         return _INFINITE[value]
-    if isinstance(value, float) and not math.isfinite(value):
+    if (isinstance(value, int) and abs(value) > _LARGEST) or not abs(value) < math.inf:
         _validate.refuse(where, "a number beyond float64", "at most 1.8e308, or 'inf'")
     return value
 

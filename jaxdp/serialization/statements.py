@@ -1,5 +1,7 @@
 """Whether what a plan states is backed by its own numbers: in a file it may be anything."""
 
+import jax
+
 from jaxdp import _validate, accounting, sampling
 from jaxdp.plan import PrivacyPlan
 
@@ -18,6 +20,7 @@ def check(plan: PrivacyPlan, where: str) -> None:
       ValueError: if a number is out of range, the numbers contradict each other, or what is
         stated is less than what the event costs.
     """
+    _check_plain(plan, where)
     _check_numbers(plan, where)
     step = accounting.PoissonSampled(
         plan.sampling_probability, accounting.Gaussian(plan.noise_multiplier)
@@ -26,7 +29,7 @@ def check(plan: PrivacyPlan, where: str) -> None:
         allowed = f"that of the plan's own numbers, {step} repeated {plan.num_steps} times"
         _validate.refuse(f"{where}.event", plan.event, allowed)
     mechanism_delta = plan.delta - plan.overflow_delta
-    cost = accounting.epsilon(plan.event, mechanism_delta)
+    cost = accounting.epsilon(accounting.Repeated(step, plan.num_steps), mechanism_delta)
     if not plan.epsilon >= cost * (1.0 - _SLACK):
         allowed = f"at least {cost!r}, which is what the event costs at delta = {mechanism_delta!r}"
         _validate.refuse(f"{where}.epsilon", plan.epsilon, allowed)
@@ -34,6 +37,16 @@ def check(plan: PrivacyPlan, where: str) -> None:
         allowed = f"at least what is stated, {plan.epsilon!r}"
         _validate.refuse(f"{where}.target_epsilon", plan.target_epsilon, allowed)
     _check_capacity(plan, step, mechanism_delta, where)
+
+
+def _check_plain(plan: PrivacyPlan, where: str) -> None:
+    """Refuses what is no plain number: a float16 equals numbers that it is not, and rounds."""
+    fields = {name: getattr(plan, name) for name in PrivacyPlan._fields if name != "event"}
+    leaves = {f"event{jax.tree_util.keystr(path)}": leaf
+              for path, leaf in jax.tree_util.tree_leaves_with_path(plan.event)}  # fmt: skip
+    for name, value in (fields | leaves).items():
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            _validate.refuse(f"{where}.{name}", value, "a plain number")
 
 
 def _check_numbers(plan: PrivacyPlan, where: str) -> None:
@@ -54,6 +67,7 @@ def _check_numbers(plan: PrivacyPlan, where: str) -> None:
         _validate.refuse(f"{where}.sampling_probability", plan.sampling_probability, allowed)
     _validate.probability(f"{where}.sampling_probability", plan.sampling_probability)
     words = {"neighboring_relation": "add_or_remove_one", "sampler": "Poisson"}
+    words |= {"unit": "one example", "accountant": "exact"}
     for name, word in words.items():
         _validate.choice(f"{where}.{name}", getattr(plan, name), (word,))
 

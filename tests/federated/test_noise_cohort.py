@@ -4,6 +4,7 @@ import pytest
 
 from jaxdp import accounting as acc
 from jaxdp import federated
+from jaxdp._rounding import rounded_up
 
 SMALL = federated.GroupCohorts(100, min_separation=10)
 LARGE = federated.GroupCohorts(10_000, min_separation=10)
@@ -25,8 +26,8 @@ def test_the_noise_on_the_mean_is_that_of_the_large_cohort_and_both_epsilons_are
     assert found.hypothetical_epsilon == acc.epsilon(acc.Gaussian(4.0) * 2, 1e-6)
     assert found.real_epsilon > 100 * found.hypothetical_epsilon
     real, hypothetical = str(found).splitlines()
-    assert real.startswith(f"REAL epsilon {found.real_epsilon:.6g}")
-    assert hypothetical.startswith(f"HYPOTHETICAL epsilon {found.hypothetical_epsilon:.6g}")
+    assert real.startswith(f"REAL epsilon {rounded_up(found.real_epsilon)}")
+    assert hypothetical.startswith(f"HYPOTHETICAL epsilon {rounded_up(found.hypothetical_epsilon)}")
 
 
 @pytest.mark.parametrize(

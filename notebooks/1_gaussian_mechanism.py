@@ -266,7 +266,7 @@ for stddev, stated in zip(steps.values(), (4.845, 4.528, 4.379, 3.731), strict=T
 # %% [markdown]
 # The last line is the largest gap: a loss above $\varepsilon$ is not a disaster with certainty,
 # and the exact profile subtracts $e^\varepsilon P[M(D') \in S]$ for it. So at $\varepsilon = 1$
-# the classical formula wastes 30 % of the noise: 4.845 where 3.731 is enough.
+# the classical formula adds 30 % more noise than is needed: 4.845 where 3.731 is enough.
 #
 # ### Where the formula fails
 #
@@ -380,9 +380,10 @@ display(axes.figure)
 
 # %% [markdown]
 # "Advanced composition" and "the moments accountant" are at times named in one breath. They are
-# different things: the first (Dwork, Rothblum and Vadhan 2010) knows of each round only its
-# $(\varepsilon, \delta)$, the second (Abadi et al. 2016) knows the mechanism: nearly a factor of
-# five here.
+# different things: the first (Dwork, Rothblum and Vadhan 2010) knows of each round only one
+# $(\varepsilon, \delta)$ (here the best one of the round's exact profile, since 1,000 times 1e-8
+# would leave nothing of delta), the second (Abadi et al. 2016) knows the mechanism: nearly a factor
+# of five here.
 #
 # ### The moments accountant, as code
 #

@@ -9,7 +9,7 @@ _ABOUT = """\
 What does a differentially private training run cost, and how much noise does it need?
 
 Epsilon bounds how much one example can change what a run releases; smaller is more private.
-Delta is the probability that the bound may fail: well below 1 / (number of examples)."""
+Delta is the slack that is added to the bound: well below 1 / (number of examples)."""
 
 _EXAMPLES = """\
 examples:

@@ -1,0 +1,1 @@
+"""Pieces that the MNIST scripts beside this folder share."""

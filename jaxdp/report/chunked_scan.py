@@ -1,7 +1,7 @@
 """A long scan, compiled in pieces so that its progress can be shown."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +9,15 @@ import jax.numpy as jnp
 from jaxdp import _validate
 from jaxdp.report.progress import progress
 
-Carry = TypeVar("Carry")
-
 
 def scan(
-    step: Callable[[Carry, Any], tuple[Carry, Any]],
-    carry: Carry,
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
     inputs: Any,
     *,
     description: str,
     num_chunks: int = 20,
-) -> tuple[Carry, Any]:
+) -> tuple[Any, Any]:
     """``jax.lax.scan`` with a progress bar on a terminal.
 
     The inputs are cut into chunks of equal length and a rest; each is one call of a compiled scan,

@@ -12,6 +12,7 @@ import pytest
 import jaxdp
 from jaxdp import accounting as acc
 from jaxdp import federated
+from jaxdp._rounding import rounded_up
 from jaxdp.federated import _streams
 
 RNG = np.random.default_rng(2)
@@ -480,6 +481,6 @@ def test_the_plan_prints_as_a_statement_about_clients():
     text = str(plan)
     for words in ("one client", "add_or_remove_one", "GroupCohorts", "1e-05", "4 rounds"):
         assert words in text
-    assert f"({plan.epsilon:.6g}, 1e-05)-differential privacy" in text
+    assert f"({rounded_up(plan.epsilon)}, 1e-05)-differential privacy" in text
     assert "replace_one" in str(plan_of(federated.FixedSizeCohorts(N, cohort_size=8)))
     assert "Guarantee  none" in str(plan_of(noise_multiplier=0.0, delta=1e-5))

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from jaxdp._rounding import rounded_up
+from jaxdp._rounding import rounded_down, rounded_up
 
 
 class PrivacyPlan(NamedTuple):
@@ -38,10 +38,10 @@ class PrivacyPlan(NamedTuple):
         rows = {
             "Guarantee": f"({rounded_up(self.epsilon)}, {self.delta!r})-differential privacy",
             "Unit": f"{self.unit}; neighbours: {self.neighboring_relation}",
-            "Sampler": f"{self.sampler}, probability {self.sampling_probability:.6g} "
+            "Sampler": f"{self.sampler}, probability {rounded_up(self.sampling_probability)} "
             f"({self.expected_batch_size:g} expected of {self.num_examples}), "
             f"capacity {self.max_batch_size}",
-            "Mechanism": f"Gaussian, noise multiplier {self.noise_multiplier:.6g}, "
+            "Mechanism": f"Gaussian, noise multiplier {rounded_down(self.noise_multiplier)}, "
             f"L2 clip norm {self.l2_clip_norm:g}, {self.num_steps} steps",
             "Accountant": f"{self.accountant}; enforced up to epsilon {self.target_epsilon!r}",
             "Delta": f"{self.delta - self.overflow_delta:.4g} mechanism, "

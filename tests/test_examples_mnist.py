@@ -196,7 +196,7 @@ def test_release_and_training_together_meet_the_target(load):
     # Calibration stops within 1e-6 of its target, from below.
     assert 2.0 * (1 - 1e-5) < together <= 2.0
     assert plan.epsilon < 1.99
-    assert f"({together:.6g}, 1e-05)-differential privacy" in statement
+    assert f"({together!r}, 1e-05)-differential privacy" in statement
 
 
 # Six steps on 1,500 digits. Guessing gets 10 % of 297, with a deviation of 1.7 %. The convolutional

@@ -7,6 +7,7 @@ import optax
 
 import jaxdp
 from jaxdp import accounting as acc
+from jaxdp._rounding import rounded_down
 
 NUM_EXAMPLES = 400
 X = jax.random.normal(jax.random.key(100), (NUM_EXAMPLES, 5))
@@ -91,7 +92,7 @@ def test_the_plan_prints_as_a_privacy_statement():
         "add_or_remove_one",
         "Poisson",
         "1e-05",
-        f"{PRIVATE.plan.noise_multiplier:.6g}",
+        rounded_down(PRIVATE.plan.noise_multiplier),
         "exact",
         "12 steps",
         "batch overflow",
@@ -258,3 +259,9 @@ def test_a_batch_size_that_does_not_divide_the_data_set_counts_whole_steps():
         )
         == 225
     )
+
+
+def test_a_delta_of_one_over_the_number_of_examples_is_called_large():
+    assert "NOT SMALL" not in str(PRIVATE.plan)
+    large = PRIVATE.plan._replace(delta=1.0 / PRIVATE.plan.num_examples)
+    assert "NOT SMALL" in str(large)

@@ -39,7 +39,7 @@ def make_private_after(release, loss_fn, optimizer, *, target_epsilon, delta, **
     if epsilon > target_epsilon:
         raise RuntimeError(f"both together cost {epsilon}, above the target {target_epsilon}")
     statement = (
-        f"Together  ({epsilon:.6g}, {plan.delta:g})-differential privacy for {release} and the "
+        f"Together  ({epsilon!r}, {plan.delta!r})-differential privacy for {release} and the "
         f"training below,\n          accounted as one composition\n\nThe training alone:\n{plan}"
     )
     return private, statement

@@ -179,9 +179,8 @@ def _renyi_epsilon(run: Run, log_delta: jax.Array) -> tuple[jax.Array, jax.Array
 def _renyi_log_delta(run: Run, epsilon: jax.Array) -> tuple[jax.Array, jax.Array]:
     steps = _renyi(run)
     t = renyi_bounds.best_order_at(steps, epsilon)
-    both = conversion.and_least(t)
-    logs = conversion.log_delta_at(both, composition.log_moment_of(steps, both), epsilon)
-    return conversion.least(logs), t
+    values = renyi_bounds.log_deltas(steps, conversion.and_least(t), epsilon)
+    return conversion.least(values), t
 
 
 @jax.custom_jvp

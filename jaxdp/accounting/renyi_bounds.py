@@ -37,6 +37,11 @@ def epsilons(steps: Steps, t: Any, log_delta: Any) -> Any:
     return conversion.epsilon_at(t, composition.log_moment_of(steps, t) / t, log_delta)
 
 
+def log_deltas(steps: Steps, t: Any, epsilon: Any) -> Any:
+    """Log delta by each of some orders 1 + t."""
+    return conversion.log_delta_at(t, composition.log_moment_of(steps, t), epsilon)
+
+
 def rdp_epsilon(steps: Steps, log_delta: Any, orders: Any = None) -> RdpEpsilon:
     """Epsilon at a log delta, at the best of the orders or of all real ones, and that order."""
     dtype = log_delta.dtype
@@ -63,6 +68,6 @@ def epsilon(steps: Steps, log_delta: Any) -> Any:
 def log_delta(steps: Steps, epsilon: Any) -> Any:
     """Log delta at an epsilon, by the best real order; -inf from the largest loss on."""
     t = conversion.and_least(best_order_at(steps, epsilon))
-    values = conversion.log_delta_at(t, composition.log_moment_of(steps, t), epsilon)
+    values = log_deltas(steps, t, epsilon)
     pure = epsilon >= pure_epsilon(steps, epsilon.dtype)
     return jnp.where(pure, -jnp.inf, conversion.least(values))

@@ -32,6 +32,15 @@ def _expected(expected_cohort_size: Any, num_clients: int) -> float:
     return expected
 
 
+def keep(record: Any, **fields: Any) -> None:
+    """Sets fields of a frozen record while it is made.
+
+    Plain numbers in place of NumPy's: their arithmetic neither wraps around nor loses digits.
+    """
+    for name, value in fields.items():
+        object.__setattr__(record, name, value)
+
+
 class CohortSampler(abc.ABC):
     """The base of the samplers: static, compared by its numbers.
 
@@ -64,8 +73,10 @@ class CohortSampler(abc.ABC):
     def participations(self, num_rounds: Any) -> Any:
         """How many times ``event`` is to be counted after so many rounds (int, or traced)."""
         # A small integer type would wrap around when negated.
-        traced = _validate.is_traced(num_rounds)
-        rounds = jnp.asarray(num_rounds, jnp.int32) if traced else int(num_rounds)
+        if not _validate.is_traced(num_rounds):
+            return -(-math.ceil(num_rounds) // self.period)
+        whole = jnp.issubdtype(num_rounds.dtype, jnp.integer)
+        rounds = num_rounds.astype(jnp.int32) if whole else num_rounds
         return -(-rounds // self.period)
 
     def overflow_delta(self, num_rounds: int) -> float:
@@ -76,11 +87,6 @@ class CohortSampler(abc.ABC):
     def run_event(self, noise_multiplier: Any, num_rounds: int) -> accounting.Event:
         """What a whole run costs."""
         return accounting.Repeated(self.event(noise_multiplier), self.participations(num_rounds))
-
-    def _keep(self, **numbers: Any) -> None:
-        """Keeps plain numbers, whose arithmetic neither wraps around nor loses digits."""
-        for name, number in numbers.items():
-            object.__setattr__(self, name, number)
 
     def sample(self, source: Source, key: jax.Array, round_number: jax.Array) -> Cohort:
         """The cohort of a round, drawn from a federation of this sampler's size."""
@@ -133,10 +139,10 @@ class PoissonCohorts(CohortSampler):
 
     def __post_init__(self):
         n = _validate.integer("num_clients", self.num_clients, minimum=1, maximum=2**31 - 1)
-        self._keep(num_clients=n, expected_cohort_size=_expected(self.expected_cohort_size, n))
+        keep(self, num_clients=n, expected_cohort_size=_expected(self.expected_cohort_size, n))
         if self.max_cohort_size is not None:
             slots = _validate.integer("max_cohort_size", self.max_cohort_size, minimum=1)
-            self._keep(max_cohort_size=slots)
+            keep(self, max_cohort_size=slots)
 
     @property
     def sampling_probability(self) -> float:
@@ -215,7 +221,7 @@ class FixedSizeCohorts(CohortSampler):
     def __post_init__(self):
         n = _validate.integer("num_clients", self.num_clients, minimum=1, maximum=2**31 - 1)
         size = _validate.integer("cohort_size", self.cohort_size, minimum=1, maximum=n)
-        self._keep(num_clients=n, cohort_size=size)
+        keep(self, num_clients=n, cohort_size=size)
 
     @property
     def expected_cohort_size(self) -> float:
@@ -278,7 +284,7 @@ class GroupCohorts(CohortSampler):
         if n + separation >= 2**31:
             # A group is counted past its last member, in int32.
             _validate.refuse("min_separation", separation, "below 2**31 with num_clients added")
-        self._keep(num_clients=n, min_separation=separation)
+        keep(self, num_clients=n, min_separation=separation)
 
     @property
     def expected_cohort_size(self) -> float:

@@ -13,9 +13,9 @@ from jaxdp import _random, _validate, accounting, noise
 from jaxdp.clipping import rescale
 from jaxdp.federated import _streams, metrics, terms
 from jaxdp.federated.client import ClientUpdateFn, widened
-from jaxdp.federated.cohort import CohortSampler
+from jaxdp.federated.cohort import CohortSampler, keep
 from jaxdp.federated.metrics import RoundMetrics
-from jaxdp.federated.plan import NumbersAsLeaves, as_drawn, check_run, keep_plain
+from jaxdp.federated.plan import NumbersAsLeaves, as_drawn, check_run, plain
 from jaxdp.federated.pseudo_grad import PerClient, check_key, clip, sum_over_clients
 from jaxdp.federated.round import Carry, FederatedRound
 
@@ -52,10 +52,10 @@ class LocalPlan(NumbersAsLeaves):
 
     def __post_init__(self):
         check_run(self.cohorts, self.num_rounds, self.delta)
-        keep_plain(self, num_rounds=int, delta=float)
+        keep(self, num_rounds=int(self.num_rounds), delta=plain(self.delta))
         rescale.clip_rule(self.l2_clip_norm, None, "clip")
         # What is drawn is what is accounted for.
-        object.__setattr__(self, "noise_multiplier", as_drawn(self.noise_multiplier))
+        keep(self, noise_multiplier=as_drawn(self.noise_multiplier))
 
     @property
     def event(self) -> accounting.Event:

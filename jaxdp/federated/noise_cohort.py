@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from jaxdp import _validate
-from jaxdp._rounding import rounded_up
+from jaxdp._rounding import rounded_down, rounded_up
 from jaxdp.federated.cohort import CohortSampler
 from jaxdp.federated.plan import make_plan
 
@@ -28,7 +28,7 @@ class NoiseCohort(NamedTuple):
     def __str__(self) -> str:
         return (
             f"REAL epsilon {rounded_up(self.real_epsilon)}: of the simulated clients, "
-            f"noise multiplier {self.noise_multiplier:.6g}, delta {float(self.delta)!r}\n"
+            f"noise multiplier {rounded_down(self.noise_multiplier)}, delta {float(self.delta)!r}\n"
             f"HYPOTHETICAL epsilon {rounded_up(self.hypothetical_epsilon)}: of the deployment; "
             "nobody in the simulation has it"
         )
@@ -72,7 +72,7 @@ def noise_cohort(
       ...     federated.GroupCohorts(1_000_000, min_separation=100),
       ...     noise_multiplier=2.0, num_rounds=50, delta=1e-6)
       >>> print(both)
-      REAL epsilon 6780.47: of the simulated clients, noise multiplier 0.02, delta 1e-06
+      REAL epsilon 6780.47: of the simulated clients, noise multiplier 0.0199999, delta 1e-06
       HYPOTHETICAL epsilon 2.25409: of the deployment; nobody in the simulation has it
 
     References:

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from jaxdp import _validate, accounting, transforms
-from jaxdp._rounding import rounded_up
+from jaxdp._rounding import rounded_down, rounded_up
 from jaxdp.clipping import rescale
-from jaxdp.federated.cohort import CohortSampler, PoissonCohorts
+from jaxdp.federated.cohort import CohortSampler, PoissonCohorts, keep
 from jaxdp.federated.mime import MimeSum
 
 _KNOWN = "a number where target_epsilon is given (close over such a plan; jit would trace it)"
@@ -85,9 +85,10 @@ class ClientPlan(NumbersAsLeaves):
     def __post_init__(self):
         check_run(self.cohorts, self.num_rounds, self.delta)
         _check_target(self.target_epsilon, self.delta)
-        keep_plain(self, num_rounds=int, delta=float, target_epsilon=float)
+        keep(self, num_rounds=int(self.num_rounds), delta=plain(self.delta))
+        keep(self, target_epsilon=plain(self.target_epsilon))
         # What is drawn is what is accounted for, however the plan came about.
-        object.__setattr__(self, "noise_multiplier", as_drawn(self.noise_multiplier))
+        keep(self, noise_multiplier=as_drawn(self.noise_multiplier))
         _check_clip(self.l2_clip_norm, self.noise_multiplier)
         if isinstance(self.cohorts, PoissonCohorts) and self.cohorts.max_cohort_size is None:
             _validate.refuse("max_cohort_size", None, "a number of slots, as make_plan finds it")
@@ -128,8 +129,9 @@ class ClientPlan(NumbersAsLeaves):
             "Sampler": f"{type(cohorts).__name__}, {cohorts.expected_cohort_size:g} expected of "
             f"{cohorts.num_clients} clients, {cohorts.max_cohort_size} slots, at most "
             f"{cohorts.participations(self.num_rounds)} participations",
-            "Mechanism": f"Gaussian, noise multiplier {_number(self.noise_multiplier):.6g}, "
-            f"L2 clip norm {clip}, {self.num_rounds} rounds",
+            "Mechanism": "Gaussian, noise multiplier "
+            f"{rounded_down(_number(self.noise_multiplier))}, L2 clip norm {clip}, "
+            f"{self.num_rounds} rounds",
             "Budget": "not enforced" if self.target_epsilon is None else enforced,
             "Covers": "every released model of the run; not losses, norms or other metrics, the "
             "choice of hyperparameters, or floating-point effects; the number of clients is "
@@ -230,11 +232,9 @@ def check_run(cohorts: Any, num_rounds: Any, delta: Any) -> None:
         _validate.delta("delta", delta)
 
 
-def keep_plain(plan: Any, **kinds: Any) -> None:
-    """Makes plain numbers of fields, whose arithmetic neither wraps around nor loses digits."""
-    for name, kind in kinds.items():
-        value = getattr(plan, name)
-        object.__setattr__(plan, name, None if value is None else kind(value))
+def plain(value: Any) -> float | None:
+    """A number without the rounding of a narrow type; None stays."""
+    return None if value is None else float(value)
 
 
 def _check_target(target_epsilon: Any, delta: Any) -> None:

@@ -50,9 +50,9 @@ def setting(claim: Claim) -> tuple[Fact, ...]:
 
 
 def definition(claim: Claim, known: Told) -> tuple[Fact, ...]:
-    covered = f"the {claim.num_steps} noisy {claim.step_word} of one run"
+    covered = f"the {claim.num_steps} noisy {claim.step_word} that were planned for one run"
     if claim.target_epsilon is not None:
-        covered += ", and as many more or fewer as the budget allows"
+        covered += ", or as many as the budget allows"
     return (
         Fact("covered", "Data accesses covered", covered, covered),
         _several("not_covered", "Not covered", claim.not_covered),

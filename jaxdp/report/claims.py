@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxdp import _validate, federated, transforms
+from jaxdp._rounding import rounded_down
 from jaxdp.accounting import Event, composition, events, exact
 from jaxdp.federated import AdaptiveClip
 from jaxdp.plan import PrivacyPlan
@@ -259,6 +260,6 @@ def _clipping(l2_clip_norm: Any, noise_multiplier: float) -> str:
     return (
         f"adaptive: starts at {norms['initial_clip_norm']} and follows the "
         f"{norms['target_quantile']:g} quantile by a private count, with count noise {count:g}; "
-        f"the updates have multiplier {own:.6g}, and both together cost what the noise multiplier "
-        "above does"
+        f"the updates have multiplier {rounded_down(own)}, and both together cost what the noise "
+        "multiplier above does"
     )

@@ -15,6 +15,8 @@ class Fact(NamedTuple):
 
 
 class Section(NamedTuple):
+    """One heading of a statement, and the facts below it."""
+
     key: str
     title: str
     facts: tuple[Fact, ...]

@@ -56,3 +56,11 @@ def test_a_delta_of_a_narrow_type_keeps_its_digits():
     narrow = federated.make_plan(cohorts, delta=np.float16(0.001), **known)
     plain = federated.make_plan(cohorts, delta=float(np.float16(0.001)), **known)
     assert narrow.epsilon == plain.epsilon
+
+
+def test_participations_are_rounded_up_whatever_the_type():
+    cohorts = federated.GroupCohorts(10, min_separation=4)
+    for rounds, times in ((8, 2), (8.5, 3), (np.uint8(255), 64), (np.int16(9), 3)):
+        assert cohorts.participations(rounds) == times
+    assert int(jax.jit(cohorts.participations)(np.uint8(255))) == 64
+    assert float(jax.jit(cohorts.participations)(jnp.float32(8.5))) == 3.0

@@ -91,7 +91,7 @@ def test_of_examples(private_plan, capsys):
     )
     for words in (
         "central: whoever trains holds all the data",
-        "the 50 noisy steps of one run",
+        "the 50 noisy steps that were planned for one run",
         "the choice of hyperparameters; losses, norms and other metrics",
         "draws each example independently with probability 0.01 (100 of 10000 expected, at most",
         "every batch is a fresh Poisson sample",

@@ -20,7 +20,7 @@ from jaxdp.accounting.contour import Contour, log_x, nodes_at, partition
 
 # Norms are right to a few per cent on every fourth node; not so below a cut, where weights may fall
 # within a few nodes.
-_EVERY, _EVERY_CUT = 4, 1
+EVERY, EVERY_CUT = 4, 1
 
 
 class LogNorms(NamedTuple):
@@ -28,56 +28,113 @@ class LogNorms(NamedTuple):
 
     excess: Any  # of what is summed for m - 1, below the first cut [n, k]
     between: Any  # of e^(lambda L) from the first cut to the second [n, k]
-    lower: Any  # of e^(lambda L) below the first cut [n, k]
-    upper: Any  # of e^(lambda L) below the last cut [n, k]
 
 
-def log_norms(
-    line: Contour, c: jax.Array, y: jax.Array, shifts: jax.Array, largest: jax.Array
-) -> LogNorms:
-    """Norms at the orders c + i y [n] for each shift [k]; a negative one is away from decay.
+class LogNormsAtRest(NamedTuple):
+    """The same on the real axis, at the line's real order."""
 
-    Orders count with the size that they have at c + i ``largest``, so that the logarithms are
-    convex in y up to there.
-    """
-    dtype = line.sd.dtype
-    tiny = float(jnp.finfo(dtype).tiny)
+    excess: Any
+    between: Any
+    lower: Any  # of e^(lambda L) below the first cut
+    upper: Any  # of e^(lambda L) below the last cut
+
+
+def _coarse(line: Contour, every: int) -> Contour:
     # The coarse nodes must stay on the fine ones: the first of them does.
-    every = _EVERY_CUT if line.log_cut.size > 0 else _EVERY
-    coarse = line._replace(
+    return line._replace(
         first=line.first / every,
         spacing=every * line.spacing,
         chunks=(line.chunks + every - 1) // every,
     )
 
+
+class _Logs(NamedTuple):
+    """What stands at one chunk of nodes [nodes], in logs of absolute values."""
+
+    heavy: Any  # of e^(lambda L) at the real order
+    loss: Any  # the loss, complex
+    light: Any  # of the terms 1 + lambda L that are taken off where lambda L is not small
+    squared: Any  # of e_2(lambda L) where it is
+    small: Any  # whether it is
+    weights: Any  # of jumps above each cut, below it, and between it and the next
+
+
+def _logs(line: Contour, index: Any, shift: jax.Array, c: jax.Array, largest: jax.Array) -> _Logs:
+    log_weight, loss, _, log_jump = nodes_at(line, index, shift)
+    log_order = 0.5 * jnp.log(c * c + largest * largest)
+    log_size = log_order + jnp.log(jnp.abs(loss) + float(jnp.finfo(line.sd.dtype).tiny))
+    size = jnp.exp(jnp.minimum(log_size, 30.0))
+    weight = log_weight.real
+    weights = None
+    if line.log_cut.size > 0:
+        weights = [jnp.log(jnp.abs(part)).T for part in partition(log_x(line, log_jump))]
+    return _Logs(
+        weight + c * loss.real,
+        loss,
+        weight + jnp.log1p(size),
+        weight + 2.0 * log_size + size,
+        size < 1.0,
+        weights,
+    )
+
+
+def log_norms(
+    line: Contour, c: jax.Array, y: jax.Array, shifts: jax.Array, largest: jax.Array, every: int
+) -> LogNorms:
+    """Norms at the orders c + i y [n] for each shift [k]; a negative one is away from decay.
+
+    Orders count with the size that they have at c + i ``largest``, so that the logarithms are
+    convex in y up to there. Only one of ``every`` nodes is used.
+    """
+    coarse = _coarse(line, every)
+    nothing = jnp.full(y.shape, -jnp.inf, line.sd.dtype)
+
     def at(shift):
         def add(index, totals):
-            log_weight, loss, _, log_jump = nodes_at(coarse, index, shift)
-            exponent = log_weight.real + c * loss.real
-            exponent = exponent[None, :] - y[:, None] * loss.imag[None, :]
-            log_size = 0.5 * jnp.log(c * c + largest * largest) + jnp.log(jnp.abs(loss) + tiny)
-            size = jnp.exp(jnp.minimum(log_size, 30.0))
-            direct = jnp.logaddexp(exponent, (log_weight.real + jnp.log1p(size))[None, :])
-            squared = (log_weight.real + 2.0 * log_size + size)[None, :]
-            excess = jnp.where((size < 1.0)[None, :], squared, direct)
-            between = jnp.full_like(exponent, -jnp.inf)
-            upper = lower = exponent
+            logs = _logs(coarse, index, shift, c, largest)
+            decay = y[:, None] * logs.loss.imag[None, :]
+            heavy, still = logs.heavy, jnp.where(logs.small, logs.squared, logs.light)
+            between = nothing
             if line.log_cut.size > 0:
-                weights = partition(log_x(line, log_jump))
-                above, below, inside = (jnp.log(jnp.abs(weight)).T for weight in weights)
-                taken = log_weight.real + jnp.log1p(size) + above[0]
-                excess = jnp.logaddexp(excess + below[:1], taken[None, :])
-                between = exponent + inside[:1]
-                lower, upper = exponent + below[:1], exponent + below[-1:]
-            return [
-                jnp.logaddexp(total, jax.nn.logsumexp(value, axis=1))
-                for total, value in zip(totals, (excess, between, lower, upper), strict=True)
-            ]
+                above, below, inside = logs.weights
+                between = jax.nn.logsumexp((heavy + inside[0])[None, :] - decay, axis=1)
+                heavy = heavy + below[0]
+                still = jnp.logaddexp(still + below[0], logs.light + above[0])
+            heavy = jnp.where(logs.small, -jnp.inf, heavy)
+            moving = jax.nn.logsumexp(heavy[None, :] - decay, axis=1)
+            excess = jnp.logaddexp(moving, jax.nn.logsumexp(still))
+            return jnp.logaddexp(totals[0], excess), jnp.logaddexp(totals[1], between)
 
-        nothing = jnp.full(y.shape, -jnp.inf, dtype)
-        return LogNorms(*jax.lax.fori_loop(0, coarse.chunks, add, [nothing] * 4))
+        return LogNorms(*jax.lax.fori_loop(0, coarse.chunks, add, (nothing, nothing)))
 
     return jax.vmap(at, out_axes=1)(shifts)
+
+
+def log_norms_at_rest(
+    line: Contour, c: jax.Array, largest: jax.Array, every: int
+) -> LogNormsAtRest:
+    """Norms on the real axis at the order c; those of the excess as in ``log_norms``."""
+    coarse = _coarse(line, every)
+    zero = jnp.zeros((), line.sd.dtype)
+
+    def add(index, totals):
+        logs = _logs(coarse, index, zero, c, largest)
+        direct = jnp.logaddexp(logs.heavy, logs.light)
+        excess = jnp.where(logs.small, logs.squared, direct)
+        between = jnp.full_like(excess, -jnp.inf)
+        lower = upper = logs.heavy
+        if line.log_cut.size > 0:
+            above, below, inside = logs.weights
+            excess = jnp.logaddexp(excess + below[0], logs.light + above[0])
+            between = logs.heavy + inside[0]
+            lower, upper = logs.heavy + below[0], logs.heavy + below[-1]
+        return [
+            jnp.logaddexp(total, jax.nn.logsumexp(value))
+            for total, value in zip(totals, (excess, between, lower, upper), strict=True)
+        ]
+
+    nothing = jnp.full((), -jnp.inf, line.sd.dtype)
+    return LogNormsAtRest(*jax.lax.fori_loop(0, coarse.chunks, add, [nothing] * 4))
 
 
 def log_decay(line: Contour, c: jax.Array, y: jax.Array, log_norm: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.accounting.complex_functions import expm1, log1p
+from jaxdp.accounting.complex_functions import log1p
 
 CHUNK = 128  # nodes in one go
 _MOST_CHUNKS = 96
@@ -188,15 +188,20 @@ def partition(log_x: jax.Array) -> tuple[jax.Array, ...]:
     """
     # Far beyond a cut chi is 1 to more digits than are kept, and e^x must not overflow.
     far = log_x.real > FAR
-    x = jnp.exp(jnp.where(far, 0.0, log_x))
-    above = -expm1(-x)
+    size = jnp.exp(jnp.where(far, 0.0, log_x.real))
+    x, half = size * jnp.cos(log_x.imag), 0.5 * size * jnp.sin(log_x.imag)
+    # w = e^-x and r = 1 - w, each to all of its digits.
+    sine, cosine, decay = jnp.sin(half), jnp.cos(half), jnp.exp(-x)
+    versine, turned = 2.0 * sine * sine, 2.0 * decay * sine * cosine
+    w = jax.lax.complex(decay * (1.0 - versine), -turned)
+    above = jax.lax.complex(decay * versine - jnp.expm1(-x), turned)
+    # chi = r^16, and 1 - chi = w (1 + r) (1 + r^2) (1 + r^4) (1 + r^8).
+    below = w
     for _ in range(_SQUARINGS):
+        below = below * (1.0 + above)
         above = above * above
-    # Where chi is next to 1, what is left has to keep its digits.
-    large = x.real > 1.0
-    decay = jnp.exp(-jnp.where(large, x, 1.0))
-    below = jnp.where(large, -expm1(2.0**_SQUARINGS * log1p(-decay)), 1.0 - above)
     above, below = jnp.where(far, 1.0, above), jnp.where(far, 0.0, below)
+    large = x > 1.0
     next_above = jnp.concatenate([above[:, 1:], 0.0 * above[:, :1]], axis=1)
     next_below = jnp.concatenate([below[:, 1:], 0.0 * below[:, :1] + 1.0], axis=1)
     return above, below, jnp.where(large | far, next_below - below, above - next_above)

@@ -25,6 +25,7 @@ falls with y (`complex_norm`); the sum of h / (pi y^2) over the nodes beyond is 
 Sums are over exp(scale) so that nothing underflows however small delta is.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -89,61 +90,81 @@ def _contour(line: Line, q, s, remove) -> contour.Contour:
 
 
 def _choose(nodes: contour.Contour, line: Line, y: jax.Array, beyond: Any) -> _Choice:
-    """The shift of the inner contour that serves a chunk of nodes best."""
-    dtype = y.dtype
-    ulp = float(jnp.finfo(dtype).eps)
-    steps = jnp.asarray(contour.SHIFTS, dtype)
+    """The shift of the inner contour that serves a chunk of nodes best.
+
+    Coarse norms choose it, and the shifts whose norms bound the error of the rule; those norms
+    are then found on as many nodes as make them right.
+    """
+    cut = line.cut.size > 0
+    parts = ("excess", "between") if cut else ("excess",)
+    every = complex_norm.EVERY_CUT if cut else complex_norm.EVERY
+    steps = jnp.asarray(contour.SHIFTS, y.dtype)
     unit = contour.shift_step(nodes)
     shifts = unit * steps
-    at = jnp.stack([y[0], y[-1], beyond, jnp.zeros_like(beyond)])
-    found = complex_norm.log_norms(nodes, line.c, at, shifts, y[-1])
-    norms = [jax.tree.map(lambda norm, end=end: norm[end], found) for end in (0, 1)]
-    real = int(np.flatnonzero(contour.SHIFTS == 0)[0])
-    at_rest = jax.tree.map(lambda norm: norm[3, real], found)
-    far = jnp.min(found.between[2, real:])
+    ends = jnp.stack([y[0], y[-1]])
+    # Of each shift the others' norms count less, by what the rule's frequencies take away.
     apart = steps[None, :] - steps[:, None]
     fall = 2.0 * math.pi * unit / nodes.spacing * jnp.abs(apart)
+    rest = complex_norm.log_norms_at_rest(nodes, line.c, y[-1], every)
+    rough = complex_norm.log_norms(nodes, line.c, ends, shifts, y[-1], complex_norm.EVERY)
 
-    def rule(norm):
-        """How far the trapezoid rule is off [n, k], by the norms [n, k] further up and down."""
-        reached = norm[:, None, :] - fall[None, :, :]
-        up = jnp.min(jnp.where(apart[None, :, :] > 0, reached, jnp.inf), axis=2)
-        down = jnp.min(jnp.where(apart[None, :, :] < 0, reached, jnp.inf), axis=2)
-        # Norms are right to a few per cent: twice that covers it.
-        return jnp.logaddexp(up, down) + math.log(2.0)
+    def in_ulps(part, log_error):
+        """Over one ulp of the part at rest. Where there is nothing, nothing can get wrong."""
+        at_rest = getattr(rest, part)
+        over = log_error - math.log(float(jnp.finfo(y.dtype).eps)) - at_rest
+        return jnp.where(at_rest == -jnp.inf, -jnp.inf, over)
 
-    def worst(part):
-        """The larger of rounding and rule at either end, in ulps of the part at rest."""
-        first, last = (getattr(norm, part) for norm in norms)
-        off = jnp.max(rule(jnp.stack([first, last])), axis=0) - math.log(ulp)
-        return jnp.maximum(jnp.maximum(first, last), off) - getattr(at_rest, part)
+    def reached(part):
+        """What a norm further up or down bounds the rule's error by, at the worse end [k, k]."""
+        norm = jnp.max(getattr(rough, part), axis=0)
+        return in_ulps(part, norm[None, :] - fall)
 
-    cost = worst("excess")
-    if line.cut.size > 0:
-        # Where nothing lies between, as below a cut alone, there is nothing to get wrong.
-        none = at_rest.between == -jnp.inf
-        cost = jnp.maximum(cost, jnp.where(none, -jnp.inf, worst("between")))
+    def cost(part):
+        """The larger of rounding and rule, in ulps [k]."""
+        up = jnp.min(jnp.where(apart > 0, reached(part), jnp.inf), axis=1)
+        down = jnp.min(jnp.where(apart < 0, reached(part), jnp.inf), axis=1)
+        norm = jnp.max(getattr(rough, part), axis=0) + math.log(float(jnp.finfo(y.dtype).eps))
+        return jnp.maximum(in_ulps(part, norm), jnp.maximum(up, down))
+
     usable = (contour.SHIFTS >= 0) & (np.arange(contour.SHIFTS.size) < contour.SHIFTS.size - 1)
-    best = jnp.argmin(jnp.where(usable, cost, jnp.inf))
-    scale = jnp.where(at_rest.upper > 1.0, at_rest.upper, 0.0)
+    costs = [jnp.where(usable, cost(part), jnp.inf) for part in parts]
+    best = jnp.argmin(functools.reduce(jnp.maximum, costs))
+    # Of those that make the rule's error small beside rounding the nearest, whose norms are tamest.
+    over = functools.reduce(jnp.maximum, [reached(part)[best] for part in parts])
+    over = jnp.maximum(over, -3.0) + 1e-3 * jnp.abs(apart[best])
+    up = jnp.argmin(jnp.where(apart[best] > 0, over, jnp.inf))
+    down = jnp.argmin(jnp.where(apart[best] < 0, over, jnp.inf))
+    sure = complex_norm.log_norms(
+        nodes, line.c, ends, jnp.stack([shifts[up], shifts[down]]), y[-1], every
+    )
+    taken = jnp.stack([fall[best, up], fall[best, down]])
+    scale = jnp.where(rest.upper > 1.0, rest.upper, 0.0)
 
     def rule_error(part):
         # The logs of norms are convex in y: between two nodes they lie below the chord.
         along = ((y - y[0]) / (y[-1] - y[0]))[:, None]
-        first, last = (getattr(norm, part) for norm in norms)
+        first, last = getattr(sure, part)
         norm = first[None, :] * (1.0 - along) + last[None, :] * along
         # At the ends themselves nothing may be made of 0 times an infinite one.
         norm = jnp.where(along == 0.0, first[None, :], jnp.where(along == 1.0, last[None, :], norm))
-        return jnp.exp(rule(norm)[:, best] - scale)
+        # Norms are right to a few per cent: twice that covers it.
+        log_error = jax.nn.logsumexp(norm - taken[None, :], axis=1) + math.log(2.0)
+        return jnp.exp(log_error - scale)
 
+    far = jnp.full_like(beyond, -jnp.inf)
+    if cut:
+        furthest = shifts[jnp.argmin(jnp.where(usable, rough.between[1], jnp.inf))]
+        far = complex_norm.log_norms(
+            nodes, line.c, beyond[None], furthest[None], y[-1], every
+        ).between[0, 0]
     return jax.lax.stop_gradient(
         _Choice(
             shifts[best],
             scale,
-            at_rest,
-            far - at_rest.upper + math.log(2.0),
+            rest,
+            far - rest.upper + math.log(2.0),
             rule_error("excess"),
-            rule_error("between"),
+            rule_error("between") if cut else jnp.zeros_like(y),
         )
     )
 

@@ -4,11 +4,11 @@ For runs of Gaussians and Poisson-sampled Gaussians, any mix. Both directions ar
 example removed and the example added, and the larger one counts; where the Chernoff bound already
 puts adding below removing, the line integral of adding is left out.
 
-*From delta to epsilon.* At one epsilon the integral gives U >= delta >= L, the slope of the sum S1
-and a bound B on its second derivative nearby. Moving epsilon by d changes the sum by at most
--d S1 + d^2 B / 2, so the least d with U - d S1 + d^2 B / 2 <= target is enough, and the largest
-with L - d S1 - d^2 B / 2 >= target still too little; S1 is moved by its own error. Newton's method
-brings d to rounding size; how it got there does not enter. What is not certified (a sum that is
+*From delta to epsilon.* At one epsilon the integral gives a Taylor series of delta nearby, with a
+bound on its rest and on every error (`exact_delta`). A search, at first for three digits only,
+finds an epsilon from which the series reaches the solution; how it got there does not enter. Then
+the series itself is asked, where delta is for sure below its target, and where still above.
+What is not certified (a sum that is
 not finite, a search that does not settle) falls back on Renyi DP.
 """
 
@@ -20,18 +20,21 @@ import jax.numpy as jnp
 from jaxdp.accounting import composition, conversion, renyi_bounds, saddle
 from jaxdp.accounting.exact_delta import (
     Delta,
+    Known,
     Pieces,
     Side,
     alias,
     along,
+    bend_of,
     delta_at,
     gradient_at,
     is_finite,
+    known_at,
     run_of,
 )
 from jaxdp.accounting.saddle import Run
 
-_MOST_STEPS, _UNKNOWN_STEPS = 10, 4
+_MOST_STEPS, _UNKNOWN_STEPS = 12, 5
 
 
 class Bounds(NamedTuple):
@@ -47,34 +50,53 @@ def applies(steps: composition.Steps) -> bool:
     return all(rows is None for rows in others)
 
 
-def _moves(found: Delta) -> tuple[jax.Array, jax.Array]:
-    """How far epsilon may move without, and has to move for, delta to be met for sure."""
-    dtype = found.value.dtype
-    tiny = jnp.finfo(dtype).tiny
+def _root(found: Delta) -> jax.Array:
+    """The d at which the series says that delta is 1, within reach; NaN if it says nothing."""
 
-    def root(excess, bend, slope):
-        inside = slope * slope - 2.0 * bend * excess
-        move = 2.0 * excess / (slope + jnp.sqrt(jnp.maximum(inside, 0.0)) + tiny)
-        # The bend holds for moves by which e^(c d) changes little: c^2 is below bend / value.
-        near = move * move * found.most_bend <= 0.005 * jnp.abs(found.value)
-        return jnp.where((inside >= 0.0) & (slope > 0.0) & near, move, jnp.nan)
+    def move(_, d):
+        value, slope, _ = known_at(found, d)
+        d = d + jnp.log(jnp.maximum(value, 0.0)) * value / slope
+        return jnp.clip(d, -found.reach, found.reach)
 
-    over = found.value + found.error + 1.01 * found.left_out - 1.0
-    under = found.value - found.error - alias(dtype) - 1.0
-    off = found.slope_error
-    up = root(over, 1.1 * found.most_bend, found.slope - jnp.sign(over) * off)
-    down = root(under, -1.1 * found.most_bend, found.slope + jnp.sign(under) * off)
-    # delta falls with epsilon: where it is met already, or still missed, no move is needed.
-    up = jnp.where(jnp.isnan(up) & (over <= 0.0), 0.0, up)
-    down = jnp.where(jnp.isnan(down) & (under >= 0.0), 0.0, down)
-    return down, up
+    return jax.lax.fori_loop(0, 8, move, jnp.zeros_like(found.error))
+
+
+def _moves(found: Delta, root: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """How far epsilon may move without, and has to move for, delta to be met for sure.
+
+    What the series says is moved by its own error, and then asked again at that very place.
+    """
+    dtype = found.error.dtype
+
+    def most(d):
+        value, slope, error = known_at(found, d)
+        return value + error + 1.01 * found.left_out - 1.0, slope
+
+    def least(d):
+        value, slope, error = known_at(found, d)
+        return value - error - alias(dtype) - 1.0, slope
+
+    def settle(bound, wanted):
+        def move(_, d):
+            over, slope = bound(d)
+            return jnp.clip(d + over / slope, -found.reach, found.reach)
+
+        d = jax.lax.fori_loop(0, 3, move, root)
+        # A little too far, so that rounding does not undo it.
+        d = jnp.clip(d + 1e-3 * (d - root), -found.reach, found.reach)
+        # Where delta is met already, or still missed, no move is needed.
+        still = jnp.where(wanted(bound(jnp.zeros_like(d))[0]), 0.0, jnp.nan)
+        return jnp.where(wanted(bound(d)[0]), d, still)
+
+    return settle(least, lambda over: over >= 0.0), settle(most, lambda over: over <= 0.0)
 
 
 def _newton(found: Delta) -> jax.Array:
     """The move of epsilon towards delta = 1, by two derivatives of log delta; NaN if unknown."""
-    value = jnp.where(found.value > 2.0 * found.error, found.value, jnp.nan)
-    miss, slope = jnp.log(value), found.slope / value
-    bend = jnp.minimum(found.bend / value - slope * slope, 0.0)
+    value, slope, error = known_at(found, jnp.zeros_like(found.error))
+    value = jnp.where(value > 2.0 * error, value, jnp.nan)
+    miss, slope = jnp.log(value), slope / value
+    bend = jnp.minimum(bend_of(found) / value - slope * slope, 0.0)
     inside = jnp.maximum(slope * slope - 2.0 * bend * miss, 0.25 * slope * slope)
     return jnp.where(slope > 0.0, 2.0 * miss / (slope + jnp.sqrt(inside)), jnp.nan)
 
@@ -83,44 +105,79 @@ class _Search(NamedTuple):
     step: Any  # int32
     epsilon: Any  # where delta was evaluated
     following: Any  # where it will be next
+    rough: Any  # bool, whether that will be for three digits only
+    low: Any  # below the solution, as far as is known; negative where nothing is
+    high: Any  # above it
+    root: Any  # how far from epsilon the solution is, if it is settled
+    settled: Any  # bool
     found: Any
     pieces: Any
 
 
-def _solve(side: Side, start, floor, ceiling, log_delta, needed) -> tuple[Bounds, _Search]:
+def _next(epsilon, found: Delta, low, high, floor) -> tuple[Any, Any, Any]:
+    """Where to look next, and between which two epsilons the solution seems to be."""
+    value, _, error = known_at(found, jnp.zeros_like(epsilon))
+    # What is not known is as a rule far too small to be seen.
+    met = (value + error < 1.0) | ~(value > 2.0 * error)
+    low = jnp.where(value - error > 1.0, epsilon, low)
+    high = jnp.where(met, epsilon, high)
+    following = epsilon + _newton(found)
+    far = value + error < 0.01
+    to_floor = (following <= floor) & (low < 0.0) & ~far
+    inside = (following > low) & (following < high) & (following > floor)
+    # Delta falls by factors: so do the steps down to it as long as nothing bounds them.
+    ratio = jnp.where(low > 0.0, jnp.sqrt(jnp.maximum(low, 0.0) / high), 0.125)
+    between = jnp.where(high < 4.0 * low, 0.5 * (low + high), high * ratio)
+    between = jnp.where(low == 0.0, 0.25 * high, between)
+    return jnp.where(inside, following, jnp.where(to_floor, floor, between)), low, high
+
+
+def _solve(side: Side, start, unit, floor, ceiling, log_delta, needed) -> tuple[Bounds, _Search]:
     """Brackets the epsilon of one direction within [floor, ceiling]."""
     dtype = start.dtype
-    close = 1e-10 if dtype == jnp.float64 else 1e-6
 
-    def evaluate(step, epsilon, split):
-        found, pieces = delta_at(side, epsilon, log_delta, split)
-        move = _newton(found)
-        # Not known to a factor: delta is far too small to be seen, so half way down.
-        move = jnp.where(jnp.isfinite(move), move, -0.5 * (epsilon - floor))
-        following = jnp.clip(epsilon + move, floor, ceiling)
-        return _Search(step, epsilon, following, found, pieces)
+    def evaluate(step, epsilon, split, rough, low, high):
+        found, pieces = delta_at(side, epsilon, log_delta, unit, split, rough)
+        at_start = known_at(found, jnp.zeros_like(epsilon))
+        root = _root(found)
+        there = known_at(found, root)
+        # Settled if the series reaches the solution with no more error than delta had anyhow.
+        sure = jnp.abs(jnp.log(there.value)) <= 1e3 * float(jnp.finfo(dtype).eps)
+        close = 1e-11 if dtype == jnp.float64 else 1e-6
+        settled = sure & (there.error <= 1.5 * at_start.error + close) & ~rough
+        following, low, high = _next(epsilon, found, low, high, floor)
+        following = jnp.clip(following, floor, ceiling)
+        near = jnp.abs(following - epsilon) <= jnp.where(found.split, 0.01, 0.2) * unit
+        rough = rough & ~near
+        return _Search(step, epsilon, following, rough, low, high, root, settled, found, pieces)
 
     def again(state):
-        return evaluate(state.step + 1, state.following, state.found.split)
+        return evaluate(
+            state.step + 1, state.following, state.found.split, state.rough, state.low, state.high
+        )
 
-    def unsettled(state):
-        moved = jnp.abs(state.following - state.epsilon) > close * state.epsilon
-        unknown = ~(state.found.value > 2.0 * state.found.error)
+    def proceed(state):
+        at_start = known_at(state.found, jnp.zeros_like(start))
+        unknown = ~(at_start.value > 2.0 * at_start.error)
         at_ends = state.following == state.epsilon
         # What is not known by then will hardly be so further down, and takes long.
         hopeless = unknown & (state.step >= _UNKNOWN_STEPS)
-        going = (state.step < _MOST_STEPS) & ~hopeless
-        return needed & going & (moved | (unknown & ~at_ends))
+        going = (state.step < _MOST_STEPS) & ~hopeless & ~state.settled & ~at_ends
+        return needed & ((state.step == 0) | going)
 
-    shapes = jax.eval_shape(evaluate, jnp.int32(0), start, jnp.zeros((), bool))
+    false = jnp.zeros((), bool)
+    shapes = jax.eval_shape(evaluate, jnp.int32(0), start, false, false, start, start)
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    begin = nothing._replace(following=start, epsilon=start)
-
-    def proceed(state):
-        return jnp.where(state.step == 0, needed, unsettled(state))
-
-    last = jax.lax.while_loop(proceed, again, begin)
-    down, up = _moves(last.found)
+    begin = saddle.plan(side.table, start, start, log_delta, side.remove, false)
+    first = nothing._replace(
+        epsilon=start,
+        following=start,
+        rough=begin.can_split & begin.rather_split,
+        low=jnp.full_like(start, -1.0),
+        high=ceiling,
+    )
+    last = jax.lax.while_loop(proceed, again, first)
+    down, up = _moves(last.found, jnp.where(last.settled, last.root, 0.0))
     ulp = 4.0 * float(jnp.finfo(dtype).eps)
     # Where no move is needed delta is met at this very number.
     upper = jnp.where(up == 0.0, last.epsilon, (last.epsilon + up) * (1.0 + ulp))
@@ -146,14 +203,30 @@ def _epsilon(run: Run, renyi, c, log_delta) -> _Solved:
 
     def solve(floor, remove):
         """One direction, if it can exceed what the other one is known to need."""
-        side = Side(run, saddle.table(run, c, ceiling, remove), remove)
-        most = jnp.minimum(saddle.chernoff(side.table, log_delta), ceiling)
-        start = jnp.clip(saddle.guess(side.table, log_delta), 0.05 * ceiling, most)
-        start = jnp.where(remove, start, floor)
-        needed = usable & ~(most <= floor)
-        bounds, last = _solve(side, start, floor, most, log_delta, needed)
-        bounds = _pick(needed, bounds, Bounds(jnp.zeros_like(floor), jnp.zeros_like(floor)))
-        return jnp.maximum(floor, bounds.upper), (bounds, side._replace(run=None), last)
+
+        def attempt(state):
+            number, share, *_ = state
+            table = saddle.table(run, c / share, ceiling * share, remove)
+            side = Side(run, table, remove)
+            most = jnp.minimum(saddle.chernoff(table, log_delta), ceiling)
+            start = jnp.clip(saddle.guess(table, log_delta), 1e-3 * share * ceiling, most)
+            start = jnp.where(remove, start, floor)
+            needed = usable & ~(most <= floor)
+            bounds, last = _solve(side, start, share / c, floor, most, log_delta, needed)
+            bounds = _pick(needed, bounds, Bounds(jnp.zeros_like(floor), jnp.zeros_like(floor)))
+            again = needed & (bounds.lower < 0.999 * bounds.upper)
+            # Where Renyi DP is far off its order is none of those that matter.
+            closer = jnp.minimum(4.0 * last.high / ceiling, 1.0)
+            again = again & remove & (number == 0) & (closer < 0.2) & (closer > 0.0)
+            share = jnp.where(again, closer, share)
+            return number + 1, share, again, bounds, side._replace(run=None), last
+
+        one = jnp.ones_like(floor)
+        shapes = jax.eval_shape(attempt, (jnp.int32(0), one))
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[3:])
+        start = (jnp.int32(0), one, jnp.ones((), bool), *nothing)
+        _, _, _, *found = jax.lax.while_loop(lambda state: state[2], attempt, start)
+        return jnp.maximum(floor, found[0].upper), tuple(found)
 
     upper, both = jax.lax.scan(solve, jnp.zeros_like(renyi), jnp.asarray([True, False]))
     bounds, side, last = both
@@ -192,12 +265,14 @@ def _epsilon_bounds(run: Run, log_delta: jax.Array) -> Bounds:
 def _epsilon_bounds_jvp(primals, tangents):
     run, log_delta = primals
     solved = _solve_epsilon(run, log_delta)
-    found = solved.last.found
-    gradient = gradient_at(solved.side, solved.last.epsilon, solved.last.pieces, log_delta)
+    _, last_side, last = solved
+    root = jnp.where(last.settled, last.root, 0.0)
+    gradient = gradient_at(last_side, last.epsilon + root, last.pieces, log_delta)
     # delta(epsilon, run) = exp(log_delta) says how epsilon moves (implicit differentiation).
-    known = (found.value > 2.0 * found.error) & (found.slope > 0.0) & is_finite(gradient)
+    value, slope, error = known_at(last.found, root)
+    known = (value > 2.0 * error) & (slope > 0.0) & is_finite(gradient)
     gradient = jax.tree.map(lambda leaf: jnp.where(known, leaf, 0.0), gradient)
-    slope = jnp.where(known, found.slope, 1.0)
+    slope = jnp.where(known, slope, 1.0)
     moved = (along(gradient, tangents[0]) - tangents[1]) / slope
     _, fallback = jax.jvp(lambda *args: _renyi_epsilon(*args)[0], primals, tangents)
     moved = jnp.where(known, moved, fallback)
@@ -228,17 +303,19 @@ def epsilon_bounds(steps: composition.Steps, log_delta: jax.Array) -> Bounds:
 class _Evaluated(NamedTuple):
     bounds: Bounds  # of log delta
     log_delta: Any  # the reference
-    found: Delta
+    known: Known
     pieces: Pieces
 
 
-def _evaluate(side: Side, epsilon, needed) -> _Evaluated:
+def _evaluate(side: Side, epsilon, unit, needed) -> _Evaluated:
     """log delta at epsilon in one direction; the reference is guessed and then corrected."""
+    here, exactly = jnp.zeros_like(epsilon), jnp.zeros((), bool)
 
     def at(step, log_delta, split):
-        found, pieces = delta_at(side, epsilon, log_delta, split)
-        known = found.value > 2.0 * found.error
-        miss = jnp.where(known, jnp.log(jnp.where(known, found.value, 1.0)), -5.0)
+        found, pieces = delta_at(side, epsilon, log_delta, unit, split, exactly)
+        value, _, error = known_at(found, here)
+        known = value > 2.0 * error
+        miss = jnp.where(known, jnp.log(jnp.where(known, value, 1.0)), -5.0)
         return step, log_delta, miss, found, pieces
 
     def again(state):
@@ -250,17 +327,18 @@ def _evaluate(side: Side, epsilon, needed) -> _Evaluated:
         return needed & ((step == 0) | ((step < _MOST_STEPS) & (jnp.abs(miss) > 1.0)))
 
     guess = saddle.guess_log_delta(side.table, epsilon)
-    shapes = jax.eval_shape(at, jnp.int32(0), guess, jnp.zeros((), bool))
+    shapes = jax.eval_shape(at, jnp.int32(0), guess, exactly)
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     _, log_delta, _, found, pieces = jax.lax.while_loop(
         proceed, again, (nothing[0], guess, *nothing[2:])
     )
+    known = known_at(found, here)
     ulp = 4.0 * float(jnp.finfo(epsilon.dtype).eps)
     slack = ulp * (1.0 + jnp.abs(log_delta))
-    upper = log_delta + jnp.log(found.value + found.error + found.left_out) + slack
-    least = found.value - found.error - alias(epsilon.dtype)
+    upper = log_delta + jnp.log(known.value + known.error + found.left_out) + slack
+    least = known.value - known.error - alias(epsilon.dtype)
     lower = log_delta + jnp.log(jnp.maximum(least, 0.0)) - slack
-    return _Evaluated(Bounds(lower, upper), log_delta, found, pieces)
+    return _Evaluated(Bounds(lower, upper), log_delta, known, pieces)
 
 
 @jax.custom_batching.sequential_vmap
@@ -276,7 +354,7 @@ def _solve_log_delta(run: Run, epsilon: jax.Array) -> tuple[Bounds, Side, _Evalu
         side = Side(run, saddle.table(run, c, reach, remove), remove)
         most = jnp.minimum(saddle.log_chernoff(side.table, at), renyi)
         needed = usable & ~(most <= floor)
-        found = _evaluate(side, at, needed)
+        found = _evaluate(side, at, 1e-3 / c, needed)
         upper = jnp.where(jnp.isnan(found.bounds.upper), most, found.bounds.upper)
         upper = jnp.where(needed, jnp.minimum(upper, most), -jnp.inf)
         lower = jnp.where(jnp.isnan(found.bounds.lower), -jnp.inf, found.bounds.lower)
@@ -304,12 +382,12 @@ def _log_delta_bounds(run: Run, epsilon: jax.Array) -> Bounds:
 def _log_delta_bounds_jvp(primals, tangents):
     run, epsilon = primals
     bounds, side, evaluated = _solve_log_delta(run, epsilon)
-    found = evaluated.found
+    value, slope, error = evaluated.known
     gradient = gradient_at(side, epsilon, evaluated.pieces, evaluated.log_delta)
-    known = (found.value > 2.0 * found.error) & is_finite(gradient)
+    known = (value > 2.0 * error) & is_finite(gradient)
     gradient = jax.tree.map(lambda leaf: jnp.where(known, leaf, 0.0), gradient)
-    value = jnp.where(known, found.value, 1.0)
-    moved = (along(gradient, tangents[0]) - found.slope * tangents[1]) / value
+    value = jnp.where(known, value, 1.0)
+    moved = (along(gradient, tangents[0]) - slope * tangents[1]) / value
     _, fallback = jax.jvp(lambda *args: _renyi_log_delta(*args)[0], primals, tangents)
     moved = jnp.where(known, moved, fallback)
     moved = jnp.where(bounds.upper > -jnp.inf, moved, 0.0)

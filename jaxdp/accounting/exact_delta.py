@@ -21,16 +21,46 @@ class Side(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """delta at one epsilon, over a reference."""
+    """delta around one epsilon, over a reference: a series in d / reach for epsilon + d."""
 
-    value: Any  # the sums
-    error: Any  # bound on how far they are off
-    slope: Any
-    slope_error: Any
-    bend: Any
-    most_bend: Any
+    series: Any  # Taylor coefficients of the sums [line_integral.ORDER + 1]
+    sizes: Any  # the same of absolute values; the last one bounds the rest [ORDER + 2]
+    error: Any  # bound on how far the sums are off at d = 0
     left_out: Any  # bound on the parts of the law that were left out
-    split: Any  # bool, whether the law had to be split
+    steepest: Any  # the largest c of a line: errors grow by e^(c |d|) at most where d < 0
+    flattest: Any  # the least c of a line: errors fall by e^(-c d) at least where d > 0
+    reach: Any  # |d| up to which the plan holds
+    split: Any  # bool, whether the law had to be split, or will have to for more digits
+
+
+class Known(NamedTuple):
+    """delta at one d."""
+
+    value: Any
+    slope: Any  # minus its derivative in epsilon
+    error: Any  # bound on how far the value is off, the part that grows the sum of both signs
+
+
+def known_at(found: Delta, d: jax.Array) -> Known:
+    """delta at epsilon + d for |d| <= reach."""
+    ulp = float(jnp.finfo(found.error.dtype).eps)
+    order = line_integral.ORDER
+    at = d / found.reach
+    value, slope, rounding = found.series[order], jnp.zeros_like(d), jnp.zeros_like(d)
+    for k in range(order - 1, -1, -1):
+        slope = slope * at + value
+        value = value * at + found.series[k]
+        # Of a power and of its sum; those of the terms themselves are in the error.
+        rounding = (rounding + (2 * k + 6) * ulp * found.sizes[k + 1]) * jnp.abs(at)
+    growth = jnp.exp(-d * jnp.where(d > 0.0, found.flattest, found.steepest))
+    rest = found.sizes[order + 1] * jnp.abs(at) ** (order + 1)
+    error = rest * jnp.maximum(growth, 1.0) + found.error * growth + rounding
+    return Known(value, -slope / found.reach, error)
+
+
+def bend_of(found: Delta) -> jax.Array:
+    """The second derivative in epsilon at d = 0."""
+    return 2.0 * found.series[2] / found.reach / found.reach
 
 
 def run_of(steps: composition.Steps, dtype: Any) -> Run:
@@ -54,15 +84,7 @@ def run_of(steps: composition.Steps, dtype: Any) -> Run:
 
 def _scaled(found: line_integral.Integral, log_delta: jax.Array) -> tuple[Any, ...]:
     size = jnp.exp(found.scale - log_delta)
-    sums = (
-        found.value,
-        found.error,
-        found.slope,
-        found.slope_error,
-        found.bend,
-        found.most_bend,
-    )
-    return tuple(part * size for part in sums)
+    return found.series * size, found.sizes * size, found.error * size
 
 
 class Pieces(NamedTuple):
@@ -73,46 +95,74 @@ class Pieces(NamedTuple):
     parts: Any  # int32 [1 + k]
 
 
-def delta_at(side: Side, epsilon, log_delta, split) -> tuple[Delta, Pieces]:
-    """delta(epsilon) / exp(log_delta), which should be about 1."""
+def delta_at(side: Side, epsilon, log_delta, unit, split, rough) -> tuple[Delta, Pieces]:
+    """delta(epsilon + d) / exp(log_delta), which should be about 1 at d = 0.
+
+    Args:
+      side: The direction.
+      epsilon: Scalar.
+      log_delta: The reference.
+      unit: About what epsilon has to move by to change delta by a factor.
+      split: Whether the law is known to need splitting.
+      rough: Whether three digits will do, for searches that are still far away.
+    """
     run, table, remove = side
-    good = 2e-8 if epsilon.dtype == jnp.float64 else 1e-4
-    plan = saddle.plan(table, epsilon, log_delta, remove)
+    double = epsilon.dtype == jnp.float64
+    good = jnp.where(rough, 1e-2, 2e-8 if double else 1e-4)
+    tolerance = jnp.where(rough, 1e-3, 1e-11 if double else 1e-6)
+    # A series for the law as it is reaches further than one for its parts.
+    reach, part_reach = 0.7 * unit, 0.03 * unit
+    # What holds for the least of the epsilons holds for all.
+    plan = saddle.plan(table, epsilon - reach, epsilon - part_reach, log_delta, remove, rough)
     as_it_is = ~(split & plan.can_split)
-    most = jnp.where(plan.can_split & plan.rather_split, _FIRST_CHUNKS, _MOST_CHUNKS)
-    most = jnp.where(as_it_is, most, 0)
-    nothing = jnp.full_like(epsilon, -jnp.inf)
-    whole = line_integral.integrate(run, epsilon, plan.whole, remove, most, nothing, log_delta)
-    whole_sums = _scaled(whole, log_delta)
-    again = plan.can_split & ~(as_it_is & (whole_sums[1] <= good * whole_sums[0]))
-    start = tuple(jnp.zeros_like(part) for part in whole_sums)
+    most = jnp.clip(plan.price, _FIRST_CHUNKS, _MOST_CHUNKS)
+    most = jnp.where(plan.can_split, most, _MOST_CHUNKS)
+    patience = jnp.where(plan.can_split, 2.5 * most, jnp.inf)
+    most = jnp.where(as_it_is, most, 0.0)
+
+    def integrate(line, most, log_known, reach, patience):
+        found = line_integral.integrate(
+            run, epsilon, line, remove, most, log_known, log_delta, reach, tolerance, patience
+        )
+        return _scaled(found, log_delta), found.chunks
+
+    never = jnp.full_like(epsilon, jnp.inf)
+    whole, whole_chunks = integrate(plan.whole, most, -never, reach, patience)
+    again = plan.can_split & ~(as_it_is & (whole[2] <= good * whole[0][0]))
+    start = tuple(jnp.zeros_like(part) for part in whole)
 
     def add(total, part):
         line, used = part
         # Once a part is not known the others are of no use.
-        hopeless = ~(total[1] <= 10.0 * jnp.maximum(jnp.abs(total[0]), 1.0))
-        most = jnp.where(again & used & ~hopeless, _PART_CHUNKS, 0)
-        log_known = jnp.log(jnp.abs(total[0])) + log_delta
-        found = line_integral.integrate(run, epsilon, line, remove, most, log_known, log_delta)
-        sums = _scaled(found, log_delta)
+        size = jnp.abs(total[0][0])
+        hopeless = ~(total[2] <= 10.0 * jnp.maximum(size, 1.0))
+        most = jnp.where(again & used & ~hopeless, float(_PART_CHUNKS), 0.0)
+        sums, chunks = integrate(line, most, jnp.log(size) + log_delta, part_reach, never)
         return tuple(
             old + jnp.where(again & used, new, 0.0) for old, new in zip(total, sums, strict=True)
-        ), found.chunks
+        ), chunks
 
-    pieces, chunks = jax.lax.scan(add, start, (plan.parts, plan.used))
+    # From the largest jumps down: they have most of delta, and the others its digits only.
+    pieces, chunks = jax.lax.scan(add, start, (plan.parts, plan.used), reverse=True)
     # Of two certified answers the one that is known better.
-    closer = (pieces[1] <= whole_sums[1]) | jnp.isnan(whole_sums[1])
+    closer = (pieces[2] <= whole[2]) | jnp.isnan(whole[2])
     better = again & (closer | ~as_it_is)
-    value, error, slope, slope_error, bend, most_bend = (
-        jnp.where(better, a, b) for a, b in zip(pieces, whole_sums, strict=True)
+    series, sizes, error = (jnp.where(better, a, b) for a, b in zip(pieces, whole, strict=True))
+    steepest = jnp.max(jnp.where(plan.used, plan.parts.c, 0.0))
+    flattest = jnp.min(jnp.where(plan.used, plan.parts.c, jnp.inf))
+    flattest = jnp.where(jnp.any(plan.used), flattest, 0.0)
+    found = Delta(
+        series,
+        sizes,
+        error,
+        jnp.where(better, jnp.exp(plan.left_out - log_delta), 0.0),
+        jnp.where(better, steepest, plan.whole.c),
+        jnp.where(better, flattest, plan.whole.c),
+        jnp.where(better, part_reach, reach),
+        # More digits take that many more nodes.
+        again | (rough & plan.can_split & (3.5 * (whole_chunks - 1) > plan.price)),
     )
-    left_out = jnp.where(better, jnp.exp(plan.left_out - log_delta), 0.0)
-    used = Pieces(
-        plan,
-        jnp.where(better, 0, whole.chunks),
-        jnp.where(better, chunks, 0),
-    )
-    found = Delta(value, error, slope, slope_error, bend, most_bend, left_out, again)
+    used = Pieces(plan, jnp.where(better, 0, whole_chunks), jnp.where(better, chunks, 0))
     return found, used
 
 

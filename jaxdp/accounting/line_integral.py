@@ -22,6 +22,10 @@ falls with y (`complex_norm`); the sum of h / (pi y^2) over the nodes beyond is 
 *The inner sums* are off by their trapezoid rule (bounded by norms at other shifts) and by rounding
 (bounded term by term): an error e in log M makes a term off by e^e - 1 of itself at most.
 
+*Epsilons nearby.* The terms of the sum depend on epsilon by e^(-x epsilon) alone, x = c + iy: one
+set of moments serves all epsilons for which a Taylor series of that, with a bound on its rest,
+says enough.
+
 Sums are over exp(scale) so that nothing underflows however small delta is.
 """
 
@@ -37,17 +41,17 @@ from jaxdp.accounting import complex_functions, complex_moment, complex_norm, co
 from jaxdp.accounting.saddle import Line, Run
 
 CHUNK = 64  # nodes of the line in one go
+ORDER = 8  # of the Taylor series in epsilon
+# Powers beyond may overflow: the series then says nothing away from its epsilon.
+_LARGEST_POWER = 1e3
 
 
 class Integral(NamedTuple):
-    """One line integral, over exp(scale)."""
+    """One line integral, over exp(scale), as a series in d / reach for epsilon + d."""
 
-    value: Any  # the trapezoid sum
-    error: Any  # bound on how far it is from its exact value
-    slope: Any  # minus its derivative in epsilon
-    slope_error: Any  # bound on how far that is off
-    bend: Any  # its second derivative
-    most_bend: Any  # bound on that for epsilon nearby
+    series: Any  # the trapezoid sum's Taylor coefficients [ORDER + 1]
+    sizes: Any  # the same of the terms' absolute values; the last one bounds the rest [ORDER + 2]
+    error: Any  # bound on how far the sum is from its exact value, at d = 0
     scale: Any
     chunks: Any  # int32, how many chunks of nodes it took
 
@@ -66,6 +70,7 @@ class _Component(NamedTuple):
 
     log_moment: Any  # count * log m, of the law below the first cut [nodes]
     gap: Any  # count * (log m below the second cut - log m below the first) [nodes]
+    gap_size: Any  # count * |log m below the second cut - log m below the first| [nodes]
     error: Any  # bound on the error of log_moment [nodes]
     gap_error: Any  # bound on the error of gap that what lies between makes [nodes]
     upper_error: Any  # bound on the error of log_moment + gap [nodes]
@@ -87,6 +92,19 @@ def _contour(line: Line, q, s, remove) -> contour.Contour:
     cut = line.cut.size > 0
     until = cuts[-1] if cut else None
     return contour.contour(q, s, cuts, line.c, remove, fine=cut, until=until)
+
+
+def _partners(over: jax.Array, apart: jax.Array) -> jax.Array:
+    """Of the shifts above and below those whose norms make the rule's error small [4].
+
+    The nearest ones, since their norms are the tamest, and in case coarse nodes have missed where
+    a norm grows, those a step nearer still. ``over`` is the rule's error in ulps.
+    """
+    over = jnp.maximum(over, -7.0) + 1e-3 * jnp.abs(apart)
+    up = jnp.argmin(jnp.where(apart > 0.0, over, jnp.inf))
+    down = jnp.argmin(jnp.where(apart < 0.0, over, jnp.inf))
+    best = jnp.argmin(jnp.abs(apart))
+    return jnp.stack([up, jnp.maximum(up - 1, best + 1), down, jnp.minimum(down + 1, best - 1)])
 
 
 def _choose(nodes: contour.Contour, line: Line, y: jax.Array, beyond: Any) -> _Choice:
@@ -114,30 +132,27 @@ def _choose(nodes: contour.Contour, line: Line, y: jax.Array, beyond: Any) -> _C
         over = log_error - math.log(float(jnp.finfo(y.dtype).eps)) - at_rest
         return jnp.where(at_rest == -jnp.inf, -jnp.inf, over)
 
-    def reached(part):
-        """What a norm further up or down bounds the rule's error by, at the worse end [k, k]."""
-        norm = jnp.max(getattr(rough, part), axis=0)
-        return in_ulps(part, norm[None, :] - fall)
+    def reached(part, end):
+        """What a norm further up or down bounds the rule's error by, at one end [k, k]."""
+        return in_ulps(part, getattr(rough, part)[end][None, :] - fall)
 
-    def cost(part):
+    at_ends = [
+        functools.reduce(jnp.maximum, [reached(part, end) for part in parts]) for end in (0, 1)
+    ]
+
+    def cost(end):
         """The larger of rounding and rule, in ulps [k]."""
-        up = jnp.min(jnp.where(apart > 0, reached(part), jnp.inf), axis=1)
-        down = jnp.min(jnp.where(apart < 0, reached(part), jnp.inf), axis=1)
-        norm = jnp.max(getattr(rough, part), axis=0) + math.log(float(jnp.finfo(y.dtype).eps))
-        return jnp.maximum(in_ulps(part, norm), jnp.maximum(up, down))
+        up = jnp.min(jnp.where(apart > 0, at_ends[end], jnp.inf), axis=1)
+        down = jnp.min(jnp.where(apart < 0, at_ends[end], jnp.inf), axis=1)
+        log_ulp = math.log(float(jnp.finfo(y.dtype).eps))
+        norms = [in_ulps(part, getattr(rough, part)[end] + log_ulp) for part in parts]
+        return functools.reduce(jnp.maximum, [*norms, up, down])
 
     usable = (contour.SHIFTS >= 0) & (np.arange(contour.SHIFTS.size) < contour.SHIFTS.size - 1)
-    costs = [jnp.where(usable, cost(part), jnp.inf) for part in parts]
-    best = jnp.argmin(functools.reduce(jnp.maximum, costs))
-    # Of those that make the rule's error small beside rounding the nearest, whose norms are tamest.
-    over = functools.reduce(jnp.maximum, [reached(part)[best] for part in parts])
-    over = jnp.maximum(over, -3.0) + 1e-3 * jnp.abs(apart[best])
-    up = jnp.argmin(jnp.where(apart[best] > 0, over, jnp.inf))
-    down = jnp.argmin(jnp.where(apart[best] < 0, over, jnp.inf))
-    sure = complex_norm.log_norms(
-        nodes, line.c, ends, jnp.stack([shifts[up], shifts[down]]), y[-1], every
-    )
-    taken = jnp.stack([fall[best, up], fall[best, down]])
+    best = jnp.argmin(jnp.where(usable, jnp.maximum(cost(0), cost(1)), jnp.inf))
+    partners = jnp.concatenate([_partners(over[best], apart[best]) for over in at_ends])
+    sure = complex_norm.log_norms(nodes, line.c, ends, shifts[partners], y[-1], every)
+    taken, below = fall[best, partners], apart[best, partners] < 0.0
     scale = jnp.where(rest.upper > 1.0, rest.upper, 0.0)
 
     def rule_error(part):
@@ -148,8 +163,10 @@ def _choose(nodes: contour.Contour, line: Line, y: jax.Array, beyond: Any) -> _C
         # At the ends themselves nothing may be made of 0 times an infinite one.
         norm = jnp.where(along == 0.0, first[None, :], jnp.where(along == 1.0, last[None, :], norm))
         # Norms are right to a few per cent: twice that covers it.
-        log_error = jax.nn.logsumexp(norm - taken[None, :], axis=1) + math.log(2.0)
-        return jnp.exp(log_error - scale)
+        log_error = norm - taken[None, :]
+        up = jnp.min(jnp.where(below, jnp.inf, log_error), axis=1)
+        down = jnp.min(jnp.where(below, log_error, jnp.inf), axis=1)
+        return jnp.exp(jnp.logaddexp(up, down) + math.log(2.0) - scale)
 
     far = jnp.full_like(beyond, -jnp.inf)
     if cut:
@@ -208,6 +225,7 @@ def _component(line: Line, y: jax.Array, beyond: jax.Array, row: Any, remove) ->
     return _Component(
         count * log_moment,
         count * gap,
+        count * jnp.abs(gap),
         # |(m + e)^n - m^n| <= |m|^n (exp(n log(1 + |e / m|)) - 1), however large e is.
         count * jnp.log1p(error / _floored(small)),
         count * jnp.log1p(gap_error),
@@ -239,6 +257,7 @@ def chunk(run: Run, line: Line, index: jax.Array, remove) -> tuple[Any, ...]:
         nothing,
         nothing,
         nothing,
+        nothing,
         -0.5 * beyond * beyond * run.mu_squared,
         jnp.full((), -jnp.inf, dtype),
     )
@@ -254,6 +273,53 @@ def growth(log_size: jax.Array, exponent_error: jax.Array) -> jax.Array:
     return jnp.where(small, near, jnp.exp(jnp.minimum(log_size + exponent_error, 80.0)))
 
 
+def _difference(exponent: jax.Array, gap: jax.Array) -> jax.Array:
+    """e^(exponent + gap) - e^exponent, without overflow in between."""
+    large = gap.real > 1.0
+    factor = complex_functions.expm1(jnp.where(large, 0.0, gap))
+    low = jnp.exp(exponent)
+    return jnp.where(large, jnp.exp(exponent + gap) - low, low * factor)
+
+
+def _difference_error(log_size: jax.Array, total: _Component, rounding: jax.Array) -> jax.Array:
+    r"""Bound on the error of e^(A + G) - e^A, the least of three.
+
+    The difference is the sum, over all steps, of :math:`\prod s \cdot b \cdot \prod (s + b)` for
+    what lies between, b, and what lies below, s. Where all b / s are small together, the error of
+    either product counts once for each b; where errors are small, it counts as one of a product;
+    else both are off.
+    """
+    ulp = float(jnp.finfo(log_size.dtype).eps)
+    gap_error = total.gap_error + 8.0 * ulp * total.gap_size
+    exponent_error = total.error + total.upper_error + rounding
+    either = growth(log_size, exponent_error)
+    by_steps = 1.03 * total.gap_size * either
+    by_steps = by_steps + 1.04 * growth(log_size + jnp.minimum(exponent_error, 80.0), gap_error)
+    by_steps = jnp.where(total.gap_size <= 0.01, by_steps, jnp.inf)
+    rounding = rounding + 8.0 * ulp * jnp.abs(total.gap)
+    below_off = growth(log_size, total.error + rounding)
+    log_upper = log_size + total.gap.real
+    is_known = (total.error + rounding < 1e-3) & (total.gap.real < 30.0)
+    factor = jnp.abs(complex_functions.expm1(jnp.where(is_known, total.gap, 0.0)))
+    as_product = factor * below_off + 1.01 * growth(log_upper, gap_error)
+    as_product = jnp.where(is_known, as_product, jnp.inf)
+    both = growth(log_upper, total.upper_error + rounding) + below_off
+    return jnp.minimum(jnp.minimum(by_steps, as_product), both)
+
+
+def _powers(x: jax.Array, reach: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(-x reach)^k / k! for k to ORDER [nodes, ORDER + 1], and their sizes to ORDER + 1."""
+    z = -x * reach
+    within = jnp.abs(z) < _LARGEST_POWER
+    z = jnp.where(within, z, 0.0)
+    powers = [jnp.ones_like(z)]
+    for k in range(1, ORDER + 2):
+        powers.append(powers[-1] * z / k)
+    sizes = jnp.abs(jnp.stack(powers, axis=1))
+    rest = jnp.where(within, sizes[:, -1], _LARGEST_POWER**ORDER)
+    return jnp.stack(powers[:-1], axis=1), sizes.at[:, -1].set(rest)
+
+
 def integrate(
     run: Run,
     epsilon: jax.Array,
@@ -262,6 +328,9 @@ def integrate(
     most_chunks: Any,
     log_known: jax.Array,
     log_delta: jax.Array,
+    reach: jax.Array,
+    tolerance: jax.Array,
+    patience: jax.Array,
 ) -> Integral:
     """delta of the whole law, of that below one cut, or of what lies between two.
 
@@ -274,45 +343,31 @@ def integrate(
       log_known: Log of what other parts of the law have: this one need be known to the digits of
         that only.
       log_delta: Log of about what the law has: what is not known to ten times that is given up.
+      reach: The unit of the series in epsilon, > 0.
+      tolerance: What may be cut off, over the value.
+      patience: Give up where so many chunks would not be enough for that; infinity for never.
     """
     dtype = epsilon.dtype
     ulp = float(jnp.finfo(dtype).eps)
-    tolerance = 1e-11 if dtype == jnp.float64 else 1e-6
     scale = line.log_moment - line.c * epsilon
     known, expected = (jnp.exp(jnp.minimum(at - scale, 80.0)) for at in (log_known, log_delta))
     cut = line.cut.size > 0
 
     def add_chunk(carry):
-        index, sums, _, top = carry
+        index, series, sizes, error, _, top = carry
         x, weight, total, beyond = chunk(run, line, index, remove)
-        term = jnp.exp(total.log_moment - x * epsilon - scale) * weight
+        exponent = total.log_moment - x * epsilon - scale
+        term = jnp.exp(exponent)
         rounding = ulp * (16.0 + jnp.abs(total.log_moment) + jnp.abs(x) * epsilon)
-        log_size = (total.log_moment - x * epsilon).real - scale
+        log_size = exponent.real
         share = jnp.abs(weight)
-        error = share * growth(log_size, total.error + rounding)
-        size = jnp.abs(term)
+        off = share * growth(log_size, total.error + rounding)
         if cut:
-            # e^(A + G) - e^A, whose error is bounded in either form.
-            rounding = rounding + 8.0 * ulp * jnp.abs(total.gap)
-            factor = complex_functions.expm1(total.gap)
-            log_upper = log_size + total.gap.real
-            upper_off = growth(log_upper, total.upper_error + rounding)
-            gap_off = growth(log_upper, total.gap_error + 8.0 * ulp * jnp.abs(total.gap))
-            known = total.error + rounding < 1e-3
-            product = jnp.abs(factor) * error + 1.01 * share * gap_off
-            product = jnp.where(known, product, jnp.inf)
-            difference = share * upper_off + error
-            error = jnp.where(line.between, jnp.minimum(product, difference), error)
-            term = jnp.where(line.between, term * factor, term)
-            size = jnp.abs(term)
-        new = (
-            jnp.sum(term.real),
-            jnp.sum(error),
-            jnp.sum((term * x).real),
-            jnp.sum(error * jnp.abs(x)),
-            jnp.sum((term * x * x).real),
-            jnp.sum(size * jnp.abs(x) ** 2),
-        )
+            between_off = _difference_error(log_size, total, rounding)
+            off = jnp.where(line.between, share * between_off, off)
+            term = jnp.where(line.between, _difference(exponent, total.gap), term)
+        term = term * weight
+        powers, power_sizes = _powers(x, reach)
         # The first node lies on the real axis, where moments are largest.
         upper = jnp.where(line.between, total.gap[0].real, 0.0)
         top = jnp.where(index == 0, total.log_moment[0].real + upper, top)
@@ -320,24 +375,30 @@ def integrate(
         log_tail = jnp.where(line.between, total.log_between + gaussian, total.decay)
         log_tail = log_tail + jnp.log(1.0 / beyond + line.spacing / beyond / beyond)
         log_tail = log_tail + top - line.c * epsilon - scale - math.log(math.pi)
-        sums = tuple(old + part for old, part in zip(sums, new, strict=True))
-        return index + 1, sums, jnp.exp(jnp.minimum(log_tail, 80.0)), top
+        return (
+            index + 1,
+            series + jnp.sum((term[:, None] * powers).real, axis=0),
+            sizes + (jnp.abs(term) + off) @ power_sizes,
+            error + jnp.sum(off),
+            jnp.exp(jnp.minimum(log_tail, 80.0)),
+            top,
+        )
 
     def unfinished(carry):
-        index, sums, tail, _ = carry
-        size = jnp.maximum(jnp.abs(sums[0]), known)
-        hopeless = ~(sums[1] <= 10.0 * jnp.maximum(size, expected))
-        unsettled = (tail > tolerance * size) & ~hopeless
+        index, series, _, error, tail, _ = carry
+        size = jnp.maximum(jnp.abs(series[0]), known)
+        hopeless = ~(error <= 10.0 * jnp.maximum(size, expected))
+        # What falls this slowly will not be there in time.
+        late = tail > size * tolerance ** (index / patience)
+        hopeless = hopeless | (late & (index >= 4) & (patience < jnp.inf))
+        unsettled = (tail > tolerance * size) & ~((index > 1) & hopeless)
         return (index < most_chunks) & ((index == 0) | unsettled)
 
     zero = jnp.zeros((), dtype)
-    start = (jnp.zeros((), jnp.int32), (zero,) * 6, jnp.full((), jnp.inf, dtype), zero)
-    index, sums, tail, _ = jax.lax.while_loop(unfinished, add_chunk, start)
-    value, error, slope, slope_error, bend, most_bend = sums
-    # Norms fall at least as fast as 1 / y^2 where they are negligible at all.
-    far = line.spacing * CHUNK * index.astype(dtype)
-    slope_error = slope_error + 4.0 * tail * (line.c + far)
-    return Integral(value, error + tail, slope, slope_error, bend, most_bend, scale, index)
+    sums = jnp.zeros((ORDER + 1,), dtype), jnp.zeros((ORDER + 2,), dtype)
+    start = (jnp.zeros((), jnp.int32), *sums, zero, jnp.full((), jnp.inf, dtype), zero)
+    index, series, sizes, error, tail, _ = jax.lax.while_loop(unfinished, add_chunk, start)
+    return Integral(series, sizes, error + tail, scale, index)
 
 
 def gradient(
@@ -348,10 +409,11 @@ def gradient(
 
     def add_chunk(index, sums):
         x, weight, total, _ = chunk(run, line, index, remove)
-        low = jnp.exp(total.log_moment - x * epsilon - scale) * weight
+        exponent = total.log_moment - x * epsilon - scale
         # For e^(A + G) - e^A: the derivative in A, and that in G.
-        by_gap = jnp.where(line.between, low * jnp.exp(total.gap), 0.0)
-        by_log = jnp.where(line.between, low * complex_functions.expm1(total.gap), low)
+        by_gap = jnp.where(line.between, jnp.exp(exponent + total.gap), 0.0) * weight
+        by_log = jnp.where(line.between, _difference(exponent, total.gap), jnp.exp(exponent))
+        by_log = by_log * weight
         y = x.imag
 
         def add(_, row):

@@ -30,6 +30,8 @@ from jaxdp.accounting import complex_moment, contour
 # Orders around that of Renyi DP, and cuts up to the epsilon that it gives.
 _ORDERS = 1.25 ** np.arange(-12.0, 35.1)
 _CUTS = 3.0 ** np.arange(-11.0, 0.1)
+# Nodes for parts take four times as long, and 64 of them are done in one go.
+_PART_NODES = 16.0
 
 
 class Run(NamedTuple):
@@ -146,6 +148,7 @@ class Plan(NamedTuple):
     used: Any  # which of the parts to use, bool [1 + k]
     can_split: Any  # bool scalar
     rather_split: Any  # bool scalar, whether that looks shorter than the law as it is
+    price: Any  # of the parts, in chunks of nodes for the law as it is that take as long
     left_out: Any  # log of a bound on what is not used of the split law
 
 
@@ -181,11 +184,21 @@ def _part(log_moment, table, epsilon, log_mass, wanted, cut, between, width) -> 
     return _Part(line, height[at], jnp.minimum(jnp.min(chernoff), 0.0), reach * period)
 
 
-def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Array) -> Plan:
-    """The lines for one epsilon, at which delta is about exp(log_delta)."""
+def plan(
+    table: Table,
+    epsilon: jax.Array,
+    part_epsilon: jax.Array,
+    log_delta: jax.Array,
+    remove: jax.Array,
+    rough: jax.Array,
+) -> Plan:
+    """The lines for epsilons from this one on, where delta is about exp(log_delta).
+
+    Those for the parts hold from ``part_epsilon`` on. A ``rough`` plan is for three digits.
+    """
     dtype = epsilon.dtype
     double = dtype == jnp.float64
-    wanted = log_delta + math.log(tolerance(dtype))
+    wanted = log_delta + jnp.where(rough, math.log(1e-4), math.log(tolerance(dtype)))
     # A peak this much above delta costs that much of the digits.
     room = log_delta + math.log(1e6 if double else 100.0)
     zero = jnp.zeros((), dtype)
@@ -194,7 +207,7 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
 
     def below_cut(small, cut):
         cuts = jnp.stack([cut, cut])
-        part = _part(small, table, epsilon, zero, wanted, cuts, False, lambda sd: 9.0 / sd)
+        part = _part(small, table, part_epsilon, zero, wanted, cuts, False, lambda sd: 9.0 / sd)
         return part._replace(nodes=part.nodes * _slowness(table, small, part.line.c))
 
     def between_cuts(between, mass, cut, next_cut):
@@ -203,7 +216,7 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
         return _part(
             between,
             table,
-            epsilon,
+            part_epsilon,
             mass,
             wanted,
             cuts,
@@ -220,9 +233,12 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
     negligible = below.log_bound <= wanted
 
     def price(part, skip):
+        # Large jumps come first: parts that have less of delta need be known to fewer digits.
+        digits = (part.log_bound - wanted) / (log_delta - wanted)
+        nodes = part.nodes * jnp.clip(digits, 0.1, 1.0)
         high = jnp.exp(jnp.minimum(jnp.maximum(part.log_height - room, 0.0), 80.0))
         known = jnp.isfinite(part.nodes) & jnp.isfinite(part.log_height)
-        return jnp.where(skip, 0.0, jnp.where(known, part.nodes * high, jnp.inf))
+        return jnp.where(skip, 0.0, jnp.where(known, nodes * high, jnp.inf))
 
     onward = jnp.cumsum(price(parts, empty)[::-1])[::-1]
     cost = onward + price(below, negligible)
@@ -240,6 +256,7 @@ def plan(table: Table, epsilon: jax.Array, log_delta: jax.Array, remove: jax.Arr
         jnp.append(~negligible[best], used),
         (cost[best] < jnp.inf) & remove,
         cost[best] < price(whole, jnp.zeros((), bool)),
+        cost[best] / _PART_NODES,
         wanted + jnp.log(left),
     )
 

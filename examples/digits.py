@@ -146,7 +146,8 @@ def save_picture(path: Path, history, public_accuracy: float, target_epsilon: fl
     axis.set(xlabel="step", ylabel="test accuracy (%)", ylim=(0, 100))
     spent = axis.twinx()
     spent.plot(steps, epsilons, "s--", color="#D55E00", label="epsilon spent")
-    spent.set(ylabel="epsilon spent", ylim=(0, 1.1 * target_epsilon))
+    # What the program itself can tell; the exact accountant, which ends the run, is below it.
+    spent.set(ylabel="epsilon spent (Rényi bound)", ylim=(0, 1.1 * target_epsilon))
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

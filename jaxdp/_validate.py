@@ -5,9 +5,10 @@ so only its shape and kind are checked; what depends on its number is then up to
 the program, which must stay private whatever the number is.
 """
 
+import inspect
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -118,6 +119,42 @@ def function(name: str, value: Any) -> Any:
     return value
 
 
+def fitting(name: str, function: Callable[..., Any], allowed: str) -> Callable[..., Any]:
+    """The function; a call whose arguments it does not take is refused, with its own arguments."""
+
+    def call(*arguments, **keywords):
+        try:
+            return function(*arguments, **keywords)
+        except TypeError:
+            misfit = _misfit(function, arguments, keywords)
+            if misfit:
+                refuse(name, misfit, allowed)
+            raise
+
+    return call
+
+
+def _misfit(function: Callable[..., Any], arguments: Any, keywords: Any) -> str:
+    """Which argument is wrong; empty if a signature is not known, or takes them all."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        return f"{error}, for {name}{signature}"
+    return ""
+
+
+def optimizer(name: str, value: Any) -> Any:
+    """An Optax gradient transformation, not the function that makes one."""
+    if not all(callable(getattr(value, part, None)) for part in ("init", "update")):
+        refuse(name, value, "an Optax optimizer, such as optax.sgd(0.1)")
+    return value
+
+
 def key(name: str, value: Any) -> jax.Array:
     """A scalar typed PRNG key: raw uint32 pairs are refused, since arithmetic passes on them."""
     allowed = "a scalar typed PRNG key, such as jax.random.key(0)"
@@ -128,16 +165,29 @@ def key(name: str, value: Any) -> jax.Array:
     return value
 
 
-def float_tree(name: str, tree: Any) -> Any:
+def model_params(name: str, tree: Any) -> Any:
+    """What is trained of a model: a pytree of real floating-point arrays, at least one."""
+    if not jax.tree.leaves(tree):
+        refuse(name, tree, "a pytree with at least one floating-point array")
+    return float_tree(
+        name,
+        tree,
+        "a floating-point array, as everything that is trained (give what model.init returns in "
+        "Flax linen or Haiku, the middle of nnx.split(model, nnx.Param, ...) in Flax nnx, "
+        "eqx.partition(model, eqx.is_inexact_array)[0] in Equinox)",
+    )
+
+
+def float_tree(name: str, tree: Any, allowed: str = "a floating-point array") -> Any:
     """A pytree whose leaves are all real floating-point arrays."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         where = name + jax.tree_util.keystr(path)
         try:
             dtype = jnp.result_type(leaf)
         except (TypeError, ValueError):
-            refuse(where, leaf, "a floating-point array")
+            refuse(where, leaf, allowed)
         if not jnp.issubdtype(dtype, jnp.floating):
-            refuse(where, f"{type(leaf).__name__} of dtype {dtype}", "a floating-point array")
+            refuse(where, f"{type(leaf).__name__} of dtype {dtype}", allowed)
     return tree
 
 

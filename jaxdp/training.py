@@ -113,6 +113,25 @@ def _mean(values: jax.Array, is_real: jax.Array) -> jax.Array:
     return total / jnp.maximum(jnp.sum(is_real), 1)
 
 
+def _loss_of_example(loss_fn: Callable[..., Any], takes_key: bool) -> Callable[..., Any]:
+    """The loss, refusing by name a call that it does not take, and a pair (loss, aux)."""
+    arguments = "(params, example) -> scalar, where an example is one pytree such as (x, y)"
+    hint = "; one with an argument key needs loss_takes_key=True"
+    if takes_key:
+        arguments = arguments.replace("example)", "example, key)")
+        hint = "; without key, leave loss_takes_key=False"
+    call = _validate.fitting("loss_fn", loss_fn, f"a function {arguments}{hint}")
+
+    def scalar(*args, **keywords):
+        loss = call(*args, **keywords)
+        if isinstance(loss, tuple):
+            allowed = "the loss alone (metrics.loss is its mean; there is no auxiliary output)"
+            _validate.refuse("loss_fn's output", loss, allowed)
+        return loss
+
+    return scalar
+
+
 def make_private(
     loss_fn: Callable[..., jax.Array],
     optimizer: optax.GradientTransformation,
@@ -163,7 +182,8 @@ def make_private(
       example axis; ``is_padding`` a bool array [batch].
 
     Raises:
-      ValueError: if an argument is out of range, or the budget cannot be met.
+      ValueError: if an argument is out of range, or the budget cannot be met; in ``init`` and
+        ``step``, if what is given is of another kind, or the loss does not take it.
 
     Guarantee:
       All iterates together are (``target_epsilon``, ``delta``)-DP for one example added or
@@ -188,6 +208,7 @@ def make_private(
       Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
     """
     _validate.function("loss_fn", loss_fn)
+    _validate.optimizer("optimizer", optimizer)
     for name, value in (("target_epsilon", target_epsilon), ("delta", delta)):
         if _validate.is_traced(value):
             _validate.refuse(name, value, "a number that is known when the step is built")
@@ -218,7 +239,7 @@ def make_private(
             sharded_clipped_grad, batch_sharding=batch_sharding, num_shards=num_shards
         )
     grad_fn = make_grad_fn(
-        loss_fn,
+        _loss_of_example(loss_fn, loss_takes_key),
         l2_clip_norm=plan.l2_clip_norm,
         microbatch_size=microbatch_size,
         return_per_example=True,
@@ -236,23 +257,35 @@ def make_private(
         )
 
     def init(params, key):
+        _validate.model_params("params", params)
         _validate.key("key", key)
         return PrivateState(params, chain(key).init(params), _random.copy(key))
 
-    def check_batch(batch, is_padding):
+    def check_arguments(state, batch, is_padding):
+        if not isinstance(state, PrivateState):
+            allowed = "the PrivateState that init or the step before returned"
+            _validate.refuse("state", type(state).__name__, allowed)
+        if isinstance(batch, sampling.PoissonBatch):
+            allowed = "the examples at its indices, such as (x[batch.indices], y[batch.indices])"
+            _validate.refuse("batch", "what sample returned", f"{allowed}, with batch.is_padding")
+        if is_padding is not None and jnp.asarray(is_padding).dtype != bool:
+            allowed = (
+                "a bool array [batch] (what belongs to an example goes into batch, as a tuple)"
+            )
+            _validate.refuse("is_padding", is_padding, allowed)
         rows = _validate.leading_axis("batch", batch)
         if rows > plan.max_batch_size:
             _validate.refuse(
                 "batch",
                 f"{rows} rows",
-                f"at most the plan's max_batch_size = {plan.max_batch_size}",
+                f"at most the plan's max_batch_size = {plan.max_batch_size}, as sample draws it",
             )
         if is_padding is None and rows == plan.max_batch_size < plan.num_examples:
             # A forgotten mask would count the record in the padding slots once for each.
             _validate.refuse("is_padding", None, "given with a batch that fills its capacity")
 
     def step(state, batch, is_padding=None):
-        check_batch(batch, is_padding)
+        check_arguments(state, batch, is_padding)
         budget = budget_state(state.opt_state)
         loss_key = jax.random.fold_in(jax.random.fold_in(state.key, 1), budget.step)
         clipped, per_example = grad_fn(

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import jaxdp
 from jaxdp import accounting as acc
@@ -265,3 +266,86 @@ def test_a_delta_of_one_over_the_number_of_examples_is_called_large():
     assert "NOT SMALL" not in str(PRIVATE.plan)
     large = PRIVATE.plan._replace(delta=1.0 / PRIVATE.plan.num_examples)
     assert "NOT SMALL" in str(large)
+
+
+def reset_loss_fn(params, example, *, rng):
+    return loss_fn(params, example)
+
+
+def loss_of_two(params, x, y):
+    return loss_fn(params, (x, y))
+
+
+# (loss, whether it is given a key, what the message says)
+LOSSES = [
+    (dropout_loss_fn, False, ["loss_takes_key=True", "missing a required argument: 'key'"]),
+    (reset_loss_fn, False, ["(params, example)", "'rng'"]),
+    (loss_of_two, False, ["one pytree such as (x, y)", "loss_of_two(params, x, y)", "'y'"]),
+    (lambda params: 0.0, False, ["(params, example)", "too many positional arguments"]),
+    (loss_fn, True, ["loss_takes_key=False", "unexpected keyword argument 'key'"]),
+    (loss_of_two, True, ["(params, example, key)", "one pytree such as (x, y)"]),
+]
+
+
+@pytest.mark.parametrize(("loss", "takes_key", "words"), LOSSES)
+def test_a_loss_of_other_arguments_is_refused_by_name(loss, takes_key, words):
+    private = jaxdp.make_private(loss, optax.sgd(0.5), loss_takes_key=takes_key, **ARGUMENTS)
+    state = private.init(PARAMS, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"^loss_fn must be a function") as refused:
+        jax.jit(private.step)(state, (X[:4], Y[:4]))
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+def test_a_type_error_of_the_loss_itself_stays_what_it_is():
+    private = jaxdp.make_private(lambda p, e: loss_of_two(p, e), optax.sgd(0.5), **ARGUMENTS)
+    with pytest.raises(TypeError, match="loss_of_two"):
+        private.step(private.init(PARAMS, jax.random.key(0)), (X[:4], Y[:4]))
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (lambda x: x, r"scalar for each example, got 'float32\[5\]'"),
+        (lambda x: jnp.int32(1), "real floating-point scalar"),
+        (lambda x: (jnp.sum(x), x), "the loss alone"),
+    ],
+)
+def test_a_loss_that_returns_something_else_is_refused(output, words):
+    private = jaxdp.make_private(lambda p, e: output(p["w"] * e[0]), optax.sgd(0.5), **ARGUMENTS)
+    with pytest.raises(ValueError, match=rf"^loss_fn's output must be .*{words}"):
+        private.step(private.init(PARAMS, jax.random.key(0)), (X[:4], Y[:4]))
+
+
+class Module:
+    """A model object, as in Flax: no pytree."""
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (Module(), "params must be a floating-point array.* model.init returns"),
+        ({"w": X, "act": jax.nn.relu}, r"params\['act'\] must be .*eqx.partition.*got <"),
+        ({"w": jnp.arange(3)}, r"params\['w'\] must be .*int32"),
+        (jax.random.key(0), "params must be .*got '.*of dtype key"),
+        (None, "params must be a pytree with at least one .*got None"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_when_the_run_begins(params, words):
+    with pytest.raises(ValueError, match=f"^{words}"):
+        PRIVATE.init(params, jax.random.key(0))
+
+
+def test_an_optimizer_is_one_and_not_the_function_that_makes_it():
+    for wrong in (optax.sgd, 0.1):
+        with pytest.raises(ValueError, match=r"^optimizer must be .* such as optax\.sgd"):
+            jaxdp.make_private(loss_fn, wrong, **ARGUMENTS)
+
+
+def test_a_step_says_what_it_takes():
+    state, batch = PRIVATE.init(PARAMS, jax.random.key(0)), (X[:4], Y[:4])
+    with pytest.raises(ValueError, match=r"^state must be the PrivateState .* got 'dict'"):
+        PRIVATE.step(PARAMS, batch)
+    with pytest.raises(ValueError, match=r"^batch must be the examples at its indices"):
+        PRIVATE.step(state, PRIVATE.sample(jax.random.key(1)))
+    with pytest.raises(ValueError, match=r"^is_padding must be a bool array .*as a tuple"):
+        PRIVATE.step(state, *batch)

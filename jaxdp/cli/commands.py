@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxdp import accounting as acc
@@ -41,20 +41,28 @@ def _json(answer: dict[str, Any]) -> str:
     return json.dumps(plain(answer), indent=2, allow_nan=False)
 
 
+def _watched(compute: Callable[[], Any]) -> Any:
+    """What is computed, with a word on a terminal while it takes its seconds."""
+    words = "computing (the first time, compiling too)"
+    (answer,) = [compute() for _ in report.progress([None], words)]
+    return answer
+
+
 def _accountant(name: str) -> str:
     return f"{name} (the tightest certified one that applies)" if name == "auto" else name
 
 
 def _epsilon(options: argparse.Namespace, run: Run) -> str:
     noise, delta = float(options.noise_multiplier), float(options.delta)
-    epsilon = acc.epsilon(run.event(noise), delta, accountant=options.accountant)
+    event = run.event(noise)
+    epsilon = _watched(lambda: acc.epsilon(event, delta, accountant=options.accountant))
     if options.json:
         return _json(
             {"epsilon": epsilon, "delta": delta, "accountant": options.accountant}
             | {"noise_multiplier": noise}
-            | run.numbers()
+            | run.numbers(delta)
         )
-    rows = run.words(str(noise)) | {"Accountant": _accountant(options.accountant)}
+    rows = run.words(str(noise), delta) | {"Accountant": _accountant(options.accountant)}
     return f"epsilon = {rounded_up(epsilon)} at delta = {delta}\n\n{_rows(rows)}"
 
 
@@ -65,9 +73,8 @@ def _calibrate(options: argparse.Namespace, run: Run) -> str:
     if run.num_steps == 0 or run.sampling_probability == 0.0:
         raise Unanswerable("a run that releases nothing needs no noise")
     try:
-        noise = acc.calibrate(
-            run.event, target_epsilon=target, delta=delta, accountant=options.accountant
-        )
+        goal: dict[str, Any] = {"target_epsilon": target, "delta": delta}
+        noise = _watched(lambda: acc.calibrate(run.event, **goal, accountant=options.accountant))
     except ValueError as error:
         if str(error).startswith("target_epsilon "):
             raise Unanswerable(
@@ -79,9 +86,9 @@ def _calibrate(options: argparse.Namespace, run: Run) -> str:
         return _json(
             {"noise_multiplier": noise, "epsilon": epsilon, "target_epsilon": target}
             | {"delta": delta, "accountant": options.accountant}
-            | run.numbers()
+            | run.numbers(delta)
         )
-    rows = run.words(rounded_up(noise)) | {
+    rows = run.words(rounded_up(noise), delta) | {
         "Accountant": _accountant(options.accountant),
         "Achieved": f"epsilon = {rounded_up(epsilon)} at delta = {delta}",
     }
@@ -91,20 +98,14 @@ def _calibrate(options: argparse.Namespace, run: Run) -> str:
     )
 
 
-def _compared(event: acc.Event, delta: float) -> list[acc.Comparison]:
-    """The comparison, with a word on a terminal while it takes its seconds."""
-    (results,) = [acc.compare(each, delta) for each in report.progress([event], "comparing")]
-    return results
-
-
 def _compare(options: argparse.Namespace, run: Run) -> str:
     noise, delta = float(options.noise_multiplier), float(options.delta)
-    results = _compared(run.event(noise), delta)
+    results = _watched(lambda: acc.compare(run.event(noise), delta))
     if options.json:
         return _json(
             {"accountants": [result._asdict() for result in results], "delta": delta}
             | {"noise_multiplier": noise}
-            | run.numbers()
+            | run.numbers(delta)
         )
     cells = [("Accountant", "Epsilon", "Certified", "Note")]
     for result in results:
@@ -115,7 +116,7 @@ def _compare(options: argparse.Namespace, run: Run) -> str:
         f"{name:<{widths[0]}}  {epsilon:>{widths[1]}}  {certified:<{widths[2]}}  {note}".rstrip()
         for name, epsilon, certified, note in cells
     ]
-    return "\n".join([f"At delta = {delta}:", "", *table, "", _rows(run.words(str(noise)))])
+    return "\n".join([f"At delta = {delta}:", "", *table, "", _rows(run.words(str(noise), delta))])
 
 
 def _plot(options: argparse.Namespace, run: Run) -> str:
@@ -124,11 +125,10 @@ def _plot(options: argparse.Namespace, run: Run) -> str:
     noise, delta = float(options.noise_multiplier), float(options.delta)
     try:
         figure.check_output(options.output)
+        picture = figure.draw(run, noise, delta, options.accountants)
+        picture.savefig(options.output)
     except ImportError as error:
         raise Unanswerable(str(error)) from None
-    picture = figure.draw(run, noise, delta, options.accountants)
-    try:
-        picture.savefig(options.output)
     except OSError as error:
         raise Unanswerable(f"cannot write {options.output}: {error.strerror}") from None
     return f"Wrote {options.output}."

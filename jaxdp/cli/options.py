@@ -150,8 +150,8 @@ def parser() -> argparse.ArgumentParser:
         "--accountants",
         nargs="+",
         metavar="NAME",
-        help="which lines to draw (default: the certified ones of 'jaxdp compare', without "
-        "those that repeat another)",
+        help="which lines to draw (default: the certified ones of 'jaxdp compare' but for those "
+        "that repeat another, and for naive, advanced and optimal, which are soon far above)",
     )
     plot.add_argument(
         "--output", required=True, metavar="FILE", help="a .pdf, .svg or .png file to write"

@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from jaxdp import accounting as acc
+from jaxdp.report import cautions
 
 _CLOSE = Fraction(1, 10**9)  # how far a quotient of rounded decimals may be from a whole number
 _MOST_STEPS = 10**15  # every count up to here is a float64
@@ -22,6 +23,7 @@ class Run(NamedTuple):
     mechanism: str  # "gaussian" or "laplace"
     sampling_probability: float
     num_steps: int
+    num_examples: int | None  # where it was given
 
     def event(self, noise_multiplier: float, num_steps: int | None = None) -> acc.Event:
         step: acc.Event = _EVENTS[self.mechanism](noise_multiplier)
@@ -29,7 +31,7 @@ class Run(NamedTuple):
             step = acc.PoissonSampled(self.sampling_probability, step)
         return step * (self.num_steps if num_steps is None else num_steps)
 
-    def words(self, noise_multiplier: str) -> dict[str, str]:
+    def words(self, noise_multiplier: str, delta: float) -> dict[str, str]:
         """What the guarantee is about, row by row."""
         sensitivity = "L2" if self.mechanism == "gaussian" else "L1"
         if self.sampling_probability == 1.0:
@@ -40,15 +42,21 @@ class Run(NamedTuple):
                 f"{self.sampling_probability}",
                 "(no bound for shuffled or fixed-size batches: they are not Poisson samples)",
             ]
+        caution = self.caution(delta)
         return {
             "Mechanism": f"{self.mechanism.capitalize()}, noise multiplier {noise_multiplier} "
             f"(noise over {sensitivity} sensitivity)",
             "Steps": str(self.num_steps),
             "Sampler": "\n".join(sampler),
             "Neighbours": "one example added or removed (the unit of privacy is one example)",
+            **({} if caution is None else {"Caution": caution.replace("; ", ";\n")}),
         }
 
-    def numbers(self) -> dict[str, Any]:
+    def caution(self, delta: float) -> str | None:
+        """What to say about a large delta."""
+        return cautions.of_delta(delta, self.num_examples, "examples")
+
+    def numbers(self, delta: float) -> dict[str, Any]:
         """The same for machines."""
         return {
             "mechanism": self.mechanism,
@@ -57,6 +65,7 @@ class Run(NamedTuple):
             "sampler": "none" if self.sampling_probability == 1.0 else "Poisson",
             "neighboring_relation": "add_or_remove_one",
             "unit": "one example",
+            "caution": self.caution(delta),
         }
 
 
@@ -112,4 +121,5 @@ def run_of(options: argparse.Namespace) -> Run:
       UsageError: if options are out of range or do not go together.
     """
     probability = _sampling_probability(options)
-    return Run(options.mechanism, float(probability), _num_steps(options, probability))
+    num_steps = _num_steps(options, probability)
+    return Run(options.mechanism, float(probability), num_steps, options.num_examples)

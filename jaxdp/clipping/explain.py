@@ -10,7 +10,20 @@ import jax.numpy as jnp
 from jaxdp import _validate
 from jaxdp.clipping import bookkeeping, frozen, per_example, strategy
 
-_HEADINGS = ("parameter", "shape", "uses", "rule", "flops", "floats held", "reason")
+_HEADINGS = ("parameter", "shape", "rule", "multiplications", "numbers kept", "reason")
+_UNITS = (
+    "Per example: multiplications for the norm and the share of the sum; numbers kept in memory "
+    "from the one to the other."
+)
+_RULES = {
+    "outer": "norm from the two factors of the gradient, which has one position",
+    "gram": "norm from products between positions, without the gradient",
+    "rows": "the gradient is kept as the rows that were looked up",
+    "kept": "each example's gradient is made, and kept until the sum",
+    "recomputed": "each example's gradient is made for its norm, in turn, and not kept",
+    "instantiated": "each example's gradient is made by the backward pass, and kept until the sum",
+    "unused": "no gradient",
+}
 
 
 class Row(NamedTuple):
@@ -19,11 +32,11 @@ class Row(NamedTuple):
     Args:
       parameter: Its path in the pytree.
       shape: Its shape.
-      uses: How many sites of known form use it.
+      uses: At how many places a rule was found for it; 0 if instantiated.
       rule: "outer", "gram", "rows", "kept", "recomputed" (see ``jaxdp.clipping.pieces``),
         "instantiated" by the backward pass, or "unused".
-      flops: Multiplications for one example's norm and its part of the sum.
-      floats_held: Numbers held for one example until the sum.
+      flops: Multiplications for one example's norm and its share of the sum.
+      floats_held: Numbers kept in memory for one example from the norm to the sum.
       fallback: Whether a use of unknown form is why it is instantiated.
       reason: Why.
     """
@@ -39,7 +52,7 @@ class Row(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """How a loss's parameters are computed; prints as a table."""
+    """How a loss's parameters are computed; prints as a table with its units and words."""
 
     rows: tuple[Row, ...]
 
@@ -48,7 +61,6 @@ class Explanation(NamedTuple):
             (
                 row.parameter,
                 "x".join(map(str, row.shape)) or "scalar",
-                str(row.uses),
                 row.rule,
                 f"{row.flops:,}",
                 f"{row.floats_held:,}",
@@ -57,10 +69,15 @@ class Explanation(NamedTuple):
             for row in self.rows
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
+        table = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
-        )
+        ]
+        used = {rule for row in self.rows for rule in row.rule.split("+")}
+        words = [f"{rule}: {meaning}." for rule, meaning in _RULES.items() if rule in used]
+        if any(row.fallback for row in self.rows):
+            words.append("fallback: the loss uses the parameter in a way that has no rule.")
+        return "\n".join([*table, "", _UNITS, *words])
 
     def __repr__(self) -> str:
         return str(self)
@@ -101,10 +118,14 @@ def explain(
       >>> import jax.numpy as jnp, jaxdp
       >>> params = {"w": jnp.zeros((800, 400)), "b": jnp.zeros(400)}
       >>> loss_fn = lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2)
-      >>> print(jaxdp.clipping.explain(loss_fn, params, jnp.zeros(800)))
-      parameter  shape    uses  rule          flops    floats held  reason
-      ['b']      400      0     instantiated  400      400          bias or scale: add
-      ['w']      800x400  1     outer         321,200  1,200        one position
+      >>> print(jaxdp.clipping.explain(loss_fn, params, jnp.zeros(800)))  # doctest: +ELLIPSIS
+      parameter  shape    rule          multiplications  numbers kept  reason
+      ['b']      400      instantiated  400              400           bias or scale: add
+      ['w']      800x400  outer         321,200          1,200         one position
+      <BLANKLINE>
+      Per example: multiplications for the norm and the share of the sum; numbers kept ...
+      outer: norm from the two factors of the gradient, which has one position.
+      instantiated: each example's gradient is made by the backward pass, and kept until the sum.
 
     References:
       Bu et al. 2023, arXiv:2210.00038, section 3 (Gram against instantiated norms).

@@ -121,10 +121,18 @@ def local_training(
       McMahan et al. 2017, arXiv:1602.05629, Algorithm 1; Li et al. 2020, arXiv:1812.06127.
     """
     _validate.function("loss_fn", loss_fn)
+    _validate.optimizer("optimizer", optimizer)
     num_epochs = _validate.integer("num_epochs", num_epochs, minimum=1)
     batch_size = _validate.integer("batch_size", batch_size, minimum=1)
     _validate.non_negative("proximal", proximal)
     has_proximal = _validate.is_traced(proximal) or float(proximal) > 0.0
+    arguments = "(params, example, key)" if loss_takes_key else "(params, example)"
+    loss_of_row = _validate.fitting(
+        "loss_fn",
+        loss_fn,
+        f"a function {arguments} -> scalar, where an example is one pytree such as (x, y), and "
+        "key there if and only if loss_takes_key=True",
+    )
 
     def client_update(params, client, key):
         _validate.float_tree("params", params)
@@ -133,7 +141,7 @@ def local_training(
         def step(state, batch, step_key):
             local, opt_state, total = state
             row_key = step_key if loss_takes_key else None
-            loss, gradient = batch_gradient(loss_fn, local, client, batch, row_key)
+            loss, gradient = batch_gradient(loss_of_row, local, client, batch, row_key)
             if has_proximal:
                 gradient = jax.tree.map(
                     lambda g, here, start: g + jnp.asarray(proximal, g.dtype) * (here - start),

@@ -13,6 +13,8 @@ from jaxdp.federated.metrics import RoundMetrics
 from jaxdp.federated.plan import ClientPlan
 from jaxdp.federated.round import Carry, FederatedRound, make_round
 
+_CLIENT_UPDATE = "a function (params, client, key) -> ClientUpdate, such as local_training makes"
+
 
 class Simulation(NamedTuple):
     """A finished run."""
@@ -60,7 +62,8 @@ def simulate(
       A ``Simulation(params, metrics, plan)``.
 
     Raises:
-      ValueError: as ``make_round``, or if the federation is not of the sampler's size.
+      ValueError: as ``make_round``, if an argument is of another kind, or if the federation is
+        not of the sampler's size.
 
     Guarantee:
       All models of the run together are what ``plan`` promises, for one client with all its
@@ -83,8 +86,9 @@ def simulate(
     References:
       McMahan et al. 2018, arXiv:1710.06963, Algorithm 1.
     """
+    _check_arguments(client_update, federation, params, server_optimizer)
     federated_round = make_round(
-        client_update,
+        _validate.fitting("client_update", client_update, _CLIENT_UPDATE),
         server_optimizer,
         plan,
         client_chunk_size=client_chunk_size,
@@ -95,6 +99,24 @@ def simulate(
     carry = federated_round.init(params, key)
     carry, metrics = run_rounds(federated_round, federation, carry, plan.num_rounds)
     return Simulation(carry.params, metrics, plan)
+
+
+def _check_arguments(client_update: Any, federation: Any, params: Any, optimizer: Any) -> None:
+    """Refuses each by its name and kind: swapped, they would fail far from here."""
+    if not callable(client_update):
+        _validate.refuse("client_update", type(client_update).__name__, _CLIENT_UPDATE)
+    _check_federation(federation)
+    _validate.model_params("params", params)
+    _validate.optimizer("server_optimizer", optimizer)
+
+
+def _check_federation(federation: Any) -> None:
+    if not hasattr(federation, "cohort"):
+        allowed = (
+            "a Federation or a GeneratedFederation (from_clients makes one of a list of clients; "
+            "a HostFederation is for stream_rounds)"
+        )
+        _validate.refuse("federation", type(federation).__name__, allowed)
 
 
 def run_rounds(
@@ -135,8 +157,7 @@ def run_rounds(
     References:
       McMahan et al. 2018, arXiv:1710.06963, Algorithm 1.
     """
-    if not hasattr(federation, "cohort"):
-        _validate.refuse("federation", federation, "a Federation or a GeneratedFederation")
+    _check_federation(federation)
     num_rounds = _validate.integer("num_rounds", num_rounds, minimum=1)
 
     def body(carry, _):

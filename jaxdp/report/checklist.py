@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from jaxdp._rounding import rounded_up
+from jaxdp.report import cautions
 from jaxdp.report.claims import Claim
 from jaxdp.report.statement import Fact
 
@@ -103,11 +104,15 @@ def _formal(claim: Claim) -> Fact:
 
 
 def _delta(claim: Claim) -> tuple[Fact, ...]:
-    """How delta is divided, where part of it pays for samples that are too large."""
-    if claim.overflow_delta == 0.0:
-        return ()
-    text = f"{claim.overflow_delta:.3g} of delta, for samples beyond what is kept"
-    return (Fact("overflow_delta", "Set aside", text, claim.overflow_delta),)
+    """Whether delta is small, and how it is divided where part pays for too large samples."""
+    facts = []
+    caution = cautions.of_delta(claim.delta or 0.0, claim.num_units, claim.units)
+    if caution is not None:
+        facts.append(Fact("delta_caution", "Caution", caution, caution))
+    if claim.overflow_delta > 0.0:
+        text = f"{claim.overflow_delta:.3g} of delta, for samples beyond what is kept"
+        facts.append(Fact("overflow_delta", "Set aside", text, claim.overflow_delta))
+    return tuple(facts)
 
 
 def _budget(claim: Claim) -> tuple[Fact, ...]:

@@ -27,6 +27,8 @@ class Claim(NamedTuple):
     trust: str  # who is trusted with what
     unit: str
     unit_limits: str  # who is protected less
+    num_units: int
+    units: str  # "examples" or "clients"
     relation: str
     neighbours: str
     output: str
@@ -107,6 +109,8 @@ def _of_examples(plan: PrivacyPlan) -> Claim:
         trust="whoever trains holds all the data and is trusted with it",
         unit=plan.unit,
         unit_limits="somebody with several examples is protected less, by group privacy",
+        num_units=n,
+        units="examples",
         relation=plan.neighboring_relation,
         neighbours=f"{plan.unit} added or removed",
         output="every model of the run, the last one and all before it, together",
@@ -138,6 +142,8 @@ def _of_clients(plan: federated.ClientPlan) -> Claim:
         trust="the server that adds up the clients' updates and adds the noise is trusted",
         unit="one client, with all its data",
         unit_limits="somebody whose data several clients hold is protected less, by group privacy",
+        num_units=plan.cohorts.num_clients,
+        units="clients",
         relation=relation,
         neighbours=f"one client {change}",
         output="every model of the run, the last one and all before it, together",
@@ -173,6 +179,8 @@ def _of_local(plan: federated.LocalPlan) -> Claim:
         trust="each client adds noise to its own update before it sends it, and trusts nobody",
         unit="one client, with all its data",
         unit_limits="somebody whose data several clients hold is protected less, by group privacy",
+        num_units=plan.cohorts.num_clients,
+        units="clients",
         relation=events.REPLACE_ONE,
         neighbours="one client's whole data set replaced by any other",
         output="all that one client sends in the run, whoever reads it, and so every model, too",

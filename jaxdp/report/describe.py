@@ -30,7 +30,8 @@ def describe(
         person may have.
       released: What is given out: the last model, all of them, an interface to it.
       sampling: How batches or cohorts were drawn in fact.
-      tuning: How hyperparameters were chosen, and whether the guarantee covers that.
+      tuning: How hyperparameters were chosen, and whether the guarantee covers that, or a guarantee
+        of its own.
       other_accesses: What else has read the same data: preprocessing, evaluation, other models.
       public_data: Data without privacy that was used, such as a pretrained model's.
       code: Where the code can be read.

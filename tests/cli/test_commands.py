@@ -3,6 +3,7 @@
 import decimal
 import json
 import math
+import os
 import shlex
 import sys
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from jaxdp import accounting as acc
+from jaxdp import report
 from jaxdp._rounding import rounded_up
 from jaxdp.cli import figure, main
 
@@ -105,7 +107,29 @@ def test_json_holds_the_numbers_in_full(answer):
         "sampler": "Poisson",
         "neighboring_relation": "add_or_remove_one",
         "unit": "one example",
+        "caution": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--delta 1e-3", None),
+        ("--delta 1e-5 --batch-size 9 --num-examples 99999", None),
+        ("--delta 1.1e-3", "delta is large"),
+        ("--delta 1e-5 --batch-size 9 --num-examples 100000", "NOT SMALL"),
+        ("--delta 0.1 --batch-size 9 --num-examples 9", "delta is large"),
+    ],
+)
+def test_a_large_delta_is_said_to_be_large(answer, options, words):
+    for line in (
+        f"epsilon --noise-multiplier 9 --accountant rdp {options}",
+        f"calibrate --target-epsilon 9 --accountant rdp {options}",
+    ):
+        text = answer(f"{line} --steps 1")
+        held = json.loads(answer(f"{line} --steps 1 --json"))["caution"]
+        assert (words is None) == (held is None) == ("Caution" not in text)
+        assert words is None or (words in text and words in held)
 
 
 def test_no_noise_is_infinite_also_in_json(answer):
@@ -235,6 +259,20 @@ def test_compare_and_epsilon_say_the_same_of_every_accountant_that_applies(answe
         assert printed[row["accountant"]] == float(rounded_up(alone["epsilon"]))
 
 
+def test_who_waits_at_a_terminal_is_told_that_something_is_computed(answer, monkeypatch):
+    told = []
+
+    def progress(items, words):
+        told.append(words)
+        return items
+
+    monkeypatch.setattr(report, "progress", progress)
+    answer(f"epsilon {GAUSSIAN}")
+    answer("calibrate --target-epsilon 1 --steps 60 --delta 1e-5")
+    answer(f"compare {GAUSSIAN}")
+    assert told == ["computing (the first time, compiling too)"] * 3
+
+
 BAD = [
     ("epsilon --steps 1 --delta 1e-5", "--noise-multiplier"),
     ("epsilon --noise-multiplier 1 --delta 1e-5", "--steps --epochs"),
@@ -279,6 +317,7 @@ BAD = [
     (f"plot {GAUSSIAN}", "--output"),
     (f"plot {GAUSSIAN} --output picture.xyz", "argument --output: must end in"),
     (f"plot {GAUSSIAN} --output picture", "argument --output: must end in"),
+    (f"plot {GAUSSIAN} --output picture.jpg", "must end in one of .pdf, .svg, .png, got"),
     ("plot --noise-multiplier 1 --steps 0 --delta .1 --output a.png", "argument --steps: must be"),
     (f"plot {GAUSSIAN} --output a.png --accountants magic", "accountant must be one of"),
     ("", "COMMAND"),
@@ -305,7 +344,9 @@ def test_plot_writes_a_picture(answer, tmp_path, kind):
     assert file.read_bytes().startswith(starts[kind])
 
 
-def test_plot_draws_every_certified_accountant_against_steps(answer, compared, monkeypatch):
+def test_plot_draws_the_certified_accountants_near_the_truth_against_steps(
+    answer, compared, monkeypatch
+):
     pytest.importorskip("matplotlib")
     drawn, pictures = figure.draw, []
 
@@ -320,9 +361,13 @@ def test_plot_draws_every_certified_accountant_against_steps(answer, compared, m
     monkeypatch.setattr(figure, "draw", draw)
     monkeypatch.setattr(acc, "epsilon", lambda event, delta, accountant: float(event.count))
     monkeypatch.setattr(acc, "epsilon_bounds", bounds)
+    answer(f"plot {SAMPLED} --output a.pdf --accountants rdp naive")
     answer(f"plot {SAMPLED} --output a.pdf")
-    (axes,) = pictures[0].axes
-    assert {line.get_label() for line in axes.lines} == {"auto", "rdp", "naive"}
+    asked, by_default = (picture.axes[0] for picture in pictures)
+    assert {line.get_label() for line in asked.lines} == {"rdp", "naive"}
+    axes = by_default
+    # "naive" soon squashes the others, "clt" is no bound.
+    assert {line.get_label() for line in axes.lines} == {"auto", "rdp"}
     for line in axes.lines:
         steps, epsilons = np.array(line.get_data())
         assert steps[0] == 1
@@ -353,12 +398,37 @@ def test_without_matplotlib_the_error_says_what_to_install(refusal, monkeypatch)
     assert line.endswith("pip install 'jaxdp-privacy[plots]'")
 
 
-def test_a_file_that_cannot_be_written_exits_with_1(refusal, tmp_path):
+def test_a_file_that_cannot_be_written_exits_with_1_before_anything_is_computed(
+    refusal, monkeypatch, tmp_path
+):
     pytest.importorskip("matplotlib")
-    file = tmp_path / "nowhere" / "a.png"
-    status, line = refusal(f"plot {GAUSSIAN} --accountants auto --output {shlex.quote(str(file))}")
-    assert status == 1
-    assert line == f"jaxdp plot: error: cannot write {file}: No such file or directory"
+    monkeypatch.setattr(figure, "draw", None)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "locked.png").write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path))
+    for name, problem in (
+        ("nowhere/a.png", "No such file or directory"),
+        ("file/a.png", "Not a directory"),
+        ("folder.png", "Is a directory"),
+        ("locked.png", "Permission denied"),
+    ):
+        file = tmp_path / name
+        status, line = refusal(f"plot {GAUSSIAN} --output {shlex.quote(str(file))}")
+        assert status == 1
+        assert line == f"jaxdp plot: error: cannot write {file}: {problem}"
+
+
+def test_a_file_that_fails_while_it_is_written_exits_with_1(refusal, monkeypatch, tmp_path):
+    class Full:
+        def savefig(self, path):
+            raise OSError(28, "No space left on device")
+
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(figure, "draw", lambda *_: Full())
+    file = tmp_path / "a.png"
+    status, line = refusal(f"plot {GAUSSIAN} --output {shlex.quote(str(file))}")
+    assert (status, line.endswith(f"cannot write {file}: No space left on device")) == (1, True)
 
 
 @pytest.mark.parametrize("command", ["", "epsilon", "calibrate", "compare", "plot"])

@@ -65,10 +65,22 @@ def test_only_the_parameter_without_a_rule_falls_back():
     assert rows["['plain']"].rule == "outer"
 
 
-def test_the_table_has_a_line_for_each_parameter():
-    lines = str(explain(classifier, PARAMS, jnp.zeros(4, int))).splitlines()
-    assert len(lines) == 1 + len(PARAMS)
-    assert lines[0].split()[:3] == ["parameter", "shape", "uses"]
+def test_the_table_has_a_line_for_each_parameter_and_says_its_units_and_words():
+    explanation = explain(classifier, PARAMS, jnp.zeros(4, int))
+    lines = str(explanation).splitlines()
+    end = lines.index("")
+    assert end == 1 + len(PARAMS)
+    assert lines[0].split() == [
+        *("parameter", "shape", "rule", "multiplications", "numbers", "kept", "reason")
+    ]
+    assert lines[end + 1].startswith("Per example: multiplications ")
+    explained = {line.partition(":")[0] for line in lines[end + 2 :]}
+    assert explained == {row.rule for row in explanation.rows}
+
+
+def test_a_fallback_is_explained_where_there_is_one():
+    text = str(explain(lambda w, x: jnp.sum(x @ jnp.linalg.inv(w)), jnp.eye(3), jnp.ones(3)))
+    assert text.splitlines()[-1].startswith("fallback: the loss uses the parameter in a way ")
 
 
 def test_frozen_arguments_and_keys_are_handed_on():

@@ -191,3 +191,46 @@ def test_dp_fed_avg_for_ones_own_model_takes_at_most_twenty_lines():
     lines = "".join(example.source for example in examples).splitlines()
     statements = [line for line in lines if not line.startswith(("import ", "from "))]
     assert 10 < len(statements) <= 20
+
+
+def arguments(**changes):
+    return {
+        "client_update": CLIENT_UPDATE,
+        "federation": FEDERATION,
+        "params": PARAMS,
+        "key": jax.random.key(0),
+        "plan": plan_of(),
+        "server_optimizer": optax.sgd(1.0),
+    } | changes
+
+
+CLIENT_UPDATE = federated.local_training(loss_fn, optax.sgd(0.1), num_epochs=1, batch_size=4)
+SWAPPED = [
+    ("client_update", {"client_update": FEDERATION}, "a function .*local_training.*'Federation'"),
+    ("client_update", {"client_update": loss_fn}, r".*too many .*, for loss_fn\(params, example\)"),
+    ("federation", {"federation": PARAMS, "params": FEDERATION}, "a Federation or .*ArrayImpl"),
+    ("federation", {"federation": [make_rows(3)]}, ".*from_clients.*'list'"),
+    ("params", {"params": jax.random.key(0), "key": PARAMS}, ".*of dtype key"),
+    ("params", {"params": {}}, "a pytree with at least one"),
+    ("key", {"key": PARAMS}, "a scalar typed PRNG key"),
+    ("server_optimizer", {"server_optimizer": plan_of(), "plan": 1}, "an Optax .*ClientPlan"),
+    ("server_optimizer", {"server_optimizer": optax.sgd}, "an Optax optimizer"),
+    ("plan", {"plan": optax.sgd(1.0)}, "a ClientPlan"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), SWAPPED)
+def test_swapped_arguments_are_refused_by_name(name, changes, words):
+    with pytest.raises(ValueError, match=rf"^{name} must be {words}"):
+        federated.simulate(**arguments(**changes))
+
+
+def test_a_clients_loss_of_other_arguments_is_refused_by_name():
+    def dropout_loss_fn(params, example, key):
+        return loss_fn(params, example)
+
+    update = federated.local_training(dropout_loss_fn, optax.sgd(0.1), num_epochs=1, batch_size=4)
+    with pytest.raises(ValueError, match=r"^loss_fn must be .*loss_takes_key=True.*'key'"):
+        federated.simulate(**arguments(client_update=update))
+    with pytest.raises(ValueError, match=r"^optimizer must be an Optax optimizer"):
+        federated.local_training(loss_fn, 0.1, num_epochs=1, batch_size=4)

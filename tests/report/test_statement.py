@@ -196,6 +196,18 @@ def test_of_everyone_in_every_round():
     assert held["consequences"]["gdp_mu"] == pytest.approx(2.0 / 9.0, rel=1e-12)
 
 
+def test_a_large_delta_is_called_large():
+    assert "delta_caution" not in json.loads(report.describe(group_plan()).to_json())["accounting"]
+    statement = report.describe(group_plan(delta=1e-3))
+    held = json.loads(statement.to_json())["accounting"]["delta_caution"]
+    assert "NOT SMALL: at least one over the number of clients, 1000" in held
+    assert f"- **Caution**: {held}\n" in str(statement)
+    few = federated.ClientPlan(
+        9.0, 1.0, federated.GroupCohorts(30, min_separation=3), 2, None, 2e-3
+    )
+    assert "**Caution**: delta is large" in str(report.describe(few))
+
+
 @pytest.mark.parametrize(
     ("plan", "why"),
     [

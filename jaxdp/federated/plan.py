@@ -121,6 +121,9 @@ class ClientPlan(NumbersAsLeaves):
         guarantee = "none"
         if self.delta is not None and math.isfinite(epsilon):
             guarantee = f"({rounded_up(epsilon)}, {self.delta!r})-differential privacy"
+            # Publishing a client picked at random is (0, 1/n)-private, too.
+            if self.delta * cohorts.num_clients >= 1.0:
+                guarantee += "; delta is NOT SMALL: at least one over the number of clients"
         enforced = f"enforced up to epsilon {self.target_epsilon}"
         clip = self.l2_clip_norm
         rows = {

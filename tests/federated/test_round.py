@@ -484,3 +484,5 @@ def test_the_plan_prints_as_a_statement_about_clients():
     assert f"({rounded_up(plan.epsilon)}, 1e-05)-differential privacy" in text
     assert "replace_one" in str(plan_of(federated.FixedSizeCohorts(N, cohort_size=8)))
     assert "Guarantee  none" in str(plan_of(noise_multiplier=0.0, delta=1e-5))
+    assert "NOT SMALL" not in text
+    assert "NOT SMALL" in str(plan_of(THIRDS, delta=1.0 / N))

@@ -3,8 +3,8 @@
     python examples/mnist.py --data-dir FOLDER          # (2.93, 1e-5)-differential privacy
 
 Two convolutions and two dense layers with tanh, 26,010 parameters, from pixels. Large Poisson
-batches, few steps, momentum, a learning rate that decays, and an average of the last iterates,
-which costs nothing: it is computed from models that the guarantee covers anyway.
+batches, few steps, momentum, a learning rate that falls at the end alone, and an average of the
+last iterates, which costs nothing: it is computed from models that the guarantee covers anyway.
 
 Reference: Papernot, Thakurta, Song, Chien and Erlingsson 2021, Tempered Sigmoid Activations for
 Deep Learning with Differential Privacy, arXiv:2007.14191.
@@ -40,12 +40,21 @@ def init_params(key):
     }
 
 
-def convolve(x, kernels, padding):
-    """Stride 2; x [rows, columns, channels]."""
+def convolve(image, kernels):
+    """Stride 2, padded to half the size; image [rows, columns, channels]."""
     dimensions = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(
-        x[None], kernels, (2, 2), padding, dimension_numbers=dimensions
+        image[None], kernels, (2, 2), "SAME", dimension_numbers=dimensions
     )[0]
+
+
+def convolve_patches(image, kernels):
+    """Stride 2, no padding, as a product with patches: faster than a convolution on a CPU."""
+    size = len(kernels)
+    side = (len(image) - size) // 2 + 1
+    offsets = np.ndindex(size, size)
+    patches = [image[i : i + 2 * side - 1 : 2, j : j + 2 * side - 1 : 2] for i, j in offsets]
+    return jnp.concatenate(patches, axis=-1) @ kernels.reshape(-1, kernels.shape[-1])
 
 
 def max_pool(x):
@@ -55,8 +64,8 @@ def max_pool(x):
 
 
 def scores(params, image):
-    x = max_pool(jnp.tanh(convolve(image[..., None], params["w1"], "SAME") + params["b1"]))
-    x = max_pool(jnp.tanh(convolve(x, params["w2"], "VALID") + params["b2"]))
+    x = max_pool(jnp.tanh(convolve(image[..., None], params["w1"]) + params["b1"]))
+    x = max_pool(jnp.tanh(convolve_patches(x, params["w2"]) + params["b2"]))
     hidden = jnp.tanh(x.reshape(-1) @ params["w3"] + params["b3"])
     return hidden @ params["w4"] + params["b4"]
 
@@ -71,14 +80,19 @@ def main(arguments=None) -> float:
         __doc__,
         arguments,
         target_epsilon=2.93,
-        expected_batch_size=1024.0,
+        expected_batch_size=2048.0,
         num_steps=1000,
-        l2_clip_norm=0.1,
-        learning_rate=4.0,
-        averaged_steps=30,
+        l2_clip_norm=0.05,
+        learning_rate=6.0,
+        averaged_steps=80,
     )
     train_set, test_set = command.load(args)
-    schedule = optax.cosine_decay_schedule(args.learning_rate, args.num_steps)
+    # Equal steps carry the least noise for the way they go: it grows like the root of the sum of
+    # the squared learning rates, the way like their sum.
+    decay_steps = int(0.3 * args.num_steps)
+    schedule = optax.linear_schedule(
+        args.learning_rate, 0.0, decay_steps, transition_begin=args.num_steps - decay_steps
+    )
     private = jaxdp.make_private(
         loss_fn,
         optax.sgd(schedule, momentum=0.9),

@@ -2,7 +2,7 @@
 
     python examples/mnist_pca.py --data-dir FOLDER          # (2, 1e-5)-differential privacy
 
-A larger budget affords more steps: docs/published.md has the command for epsilon 8.
+A larger budget affords larger steps: docs/published.md has the command for epsilon 8.
 The projection is private too: it comes from a covariance matrix with Gaussian noise, which takes
 its part of the budget. Projection and training are accounted as one composition.
 
@@ -15,7 +15,7 @@ import math
 import jax
 import jax.numpy as jnp
 import optax
-from published import command, composed, training
+from published import command, composed
 
 import jaxdp
 from jaxdp import accounting as acc
@@ -31,7 +31,7 @@ def unit_rows(rows):
 
 
 def private_projection(images, noise_multiplier, key):
-    """Whitening directions [pixels, 60] from a noisy covariance matrix, and the event of it."""
+    """Scaled directions [pixels, 60] from a noisy covariance matrix, and the event of it."""
     rows = unit_rows(images.reshape(len(images), -1))
     covariance = jnp.matmul(rows.T, rows, precision="highest")
     # One image more adds the outer product of a unit vector with itself, of length 1. Noise on
@@ -41,8 +41,10 @@ def private_projection(images, noise_multiplier, key):
     noisy, _ = noise.update(triangle, noise.init(triangle.value))
     noisy = jnp.triu(noisy) + jnp.triu(noisy, 1).T
     eigenvalues, directions = jnp.linalg.eigh(noisy)
-    # Scaled by the noisy eigenvalues, each component has a mean square of at most about one.
-    scales = jnp.sqrt(len(images) / jnp.maximum(eigenvalues[-COMPONENTS:], 1.0))
+    # Halfway to whitening: small components, noisy ones among them, stay smaller than large ones.
+    # The squares of all components together are about 60, one each on average.
+    spread = jnp.sqrt(jnp.maximum(eigenvalues[-COMPONENTS:], 1.0))
+    scales = jnp.sqrt(COMPONENTS * len(images) / (spread * spread.sum()))
     return directions[:, -COMPONENTS:] * scales[None], acc.Gaussian(noise_multiplier)
 
 
@@ -78,7 +80,7 @@ def main(arguments=None) -> float:
         __doc__,
         arguments,
         target_epsilon=2.0,
-        expected_batch_size=2048.0,
+        expected_batch_size=4096.0,
         num_steps=1000,
         l2_clip_norm=1.0,
         learning_rate=1.0,
@@ -86,27 +88,16 @@ def main(arguments=None) -> float:
         pca_noise_multiplier=7.0,
     )
     (train_images, train_labels), (test_images, test_labels) = command.load(args)
-    schedule = optax.cosine_decay_schedule(args.learning_rate, args.num_steps)
 
     def run(seed):
         pca_key, params_key = jax.random.split(jax.random.key(1_000_000 + seed))
         directions, release = private_projection(train_images, args.pca_noise_multiplier, pca_key)
-        private, statement = composed.make_private_after(
-            release,
-            loss_fn,
-            optax.sgd(schedule, momentum=0.9),
-            target_epsilon=args.target_epsilon,
-            delta=args.delta,
-            num_examples=len(train_labels),
-            expected_batch_size=args.expected_batch_size,
-            num_steps=args.num_steps,
-            l2_clip_norm=args.l2_clip_norm,
-        )
         params = init_params(params_key)
         train_set = project(train_images, directions), train_labels
         test_set = project(test_images, directions), test_labels
-        result = training.train(private, scores, params, train_set, test_set, seed, args)
-        return result, statement
+        return composed.train_after(
+            release, loss_fn, scores, params, train_set, test_set, seed, args
+        )
 
     return command.run_all(args, run)
 

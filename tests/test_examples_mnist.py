@@ -150,19 +150,46 @@ def test_the_private_mean_is_the_mean_but_for_its_noise(load):
     assert abs(noise.std() - 4.0) < 5 * 4.0 / 10
 
 
-def test_the_private_projection_whitens_the_directions_of_the_images(load):
+def test_the_private_projection_evens_out_the_components_halfway(load):
     example = load("mnist_pca")
     # Images in a space of 60 dimensions: without noise to speak of, nothing else is left over.
     basis, _ = np.linalg.qr(RNG.normal(size=(784, 60)))
-    images = jnp.asarray(RNG.normal(size=(3000, 60)) @ basis.T, jnp.float32).reshape(-1, 28, 28)
+    coordinates = RNG.normal(size=(3000, 60)) * np.geomspace(1.0, 3.0, 60)
+    images = jnp.asarray(coordinates @ basis.T, jnp.float32).reshape(-1, 28, 28)
     directions, event = example.private_projection(images, 1e-3, jax.random.key(0))
     assert float(event.noise_multiplier) == 1e-3
-    # Noise of spectral norm 2 sqrt(784) 1e-3 = 0.06 against eigenvalues of about 3000 / 60 = 50,
-    # and as much again from rounding.
+    # Noise of spectral norm 2 sqrt(784) 1e-3 = 0.06, and as much again from rounding, against
+    # eigenvalues of 13 and more: an angle of 0.01 at most, of which the cosine lacks 5e-5.
     lengths = np.linalg.norm(directions, axis=0)
     np.testing.assert_allclose(np.linalg.norm(basis.T @ directions, axis=0), lengths, rtol=1e-4)
-    components = np.asarray(example.project(images, directions))
-    np.testing.assert_allclose((components**2).mean(axis=0), 1.0, rtol=3e-3)
+    # Mean squares go like square roots of eigenvalues, which that noise moves by half of 1 %.
+    rows = coordinates / np.linalg.norm(coordinates, axis=1, keepdims=True)
+    spread = np.sqrt(np.linalg.eigvalsh(rows.T @ rows))
+    squares = (np.asarray(example.project(images, directions)) ** 2).mean(axis=0)
+    np.testing.assert_allclose(squares, 60 * spread / spread.sum(), rtol=1e-2)
+
+
+def test_normalised_features_do_not_change_with_the_contrast_of_the_image(load):
+    example = load("mnist_scattering")
+    images = jnp.asarray(RNG.uniform(size=(3, 28, 28)), jnp.float32)
+    features = np.asarray(example.features_of(images))
+    # The 1e-6 that saves an empty image from 0 / 0 shows against lengths of 0.01 and more.
+    np.testing.assert_allclose(example.features_of(images / 2), features, atol=2e-4)
+    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1.0, rtol=1e-5)
+    empty = np.asarray(example.features_of(jnp.zeros((1, 28, 28))))
+    assert np.isfinite(empty).all()
+    assert np.linalg.norm(empty) < 1.0 + 1e-5
+
+
+def test_the_second_convolution_is_that_of_jax(load):
+    example = load("mnist")
+    image = jnp.asarray(RNG.normal(size=(13, 13, 3)), jnp.float32)
+    kernels = jnp.asarray(RNG.normal(size=(4, 4, 3, 5)), jnp.float32)
+    (expected,) = jax.lax.conv_general_dilated(
+        image[None], kernels, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    # Sums of 48 products in float32.
+    np.testing.assert_allclose(example.convolve_patches(image, kernels), expected, atol=1e-4)
 
 
 def test_the_noise_of_the_covariance_is_that_of_its_event(load, monkeypatch):

@@ -210,7 +210,7 @@ def real_moments(line: Contour, orders: jax.Array) -> RealMoments:
         near = jnp.where(little, loss, 0.0)
         far = jnp.exp(log_weight - loss) - own * (1.0 - loss)
         mean = jnp.where(little, own * (near * near * exp_excess(-near)), far)
-        weights = jnp.concatenate([below, jnp.ones_like(below[:, :1])], axis=1)
+        weights = jnp.concatenate([below, jnp.ones((loss.size, 1), dtype)], axis=1)
         added = (
             jnp.sum(terms, axis=1),
             jnp.sum(mean),

@@ -66,7 +66,7 @@ class Line(NamedTuple):
 
 
 def log_cut(cut: jax.Array, q: jax.Array) -> jax.Array:
-    """The log of q e^z where a step's loss reaches the cut: (1 - q) (e^cut - 1)."""
+    """The log of q e^z where a loss is the cut above log(1 - q), its least: (1 - q) (e^cut - 1)."""
     tiny = jnp.finfo(cut.dtype).tiny
     log_excess = jnp.where(cut > 1.0, cut, 0.0) + jnp.log(
         jnp.where(cut > 1.0, -jnp.expm1(-cut), jnp.expm1(jnp.minimum(cut, 1.0))) + tiny
@@ -95,9 +95,8 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     furthest = jnp.where(remove, 4.0 * c, cs[-1])
     summed = jnp.append(cs <= furthest, True)
 
-    def add(totals, row):
-        q, s, count = row
-
+    def moments(q, s):
+        """The moment's excess, that below each cut, and what lies between a cut and the next."""
         line = contour.contour(q, s, log_cut(cuts, q), furthest, remove)
         found = complex_moment.real_moments(line, orders)
         end = contour.end_of(line) + jnp.log(q)
@@ -105,9 +104,19 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
         covered = covered & contour.is_covered(
             line.log_cut[None, :], orders[:, None], line.sharpness
         )
-        trusted, lesser = found.excess, jnp.where(covered, found.small, jnp.inf)
+        return found.excess, jnp.where(covered, found.small, jnp.inf), found.between
+
+    def uncut(q, s):
+        # Adding the example has no large losses to split off.
+        line = contour.contour(q, s, jnp.zeros((0,), dtype), furthest, remove)
+        unknown = jnp.full((orders.size, cuts.size), jnp.inf, dtype)
+        return complex_moment.real_moments(line, orders).excess, unknown, unknown
+
+    def add(totals, row):
+        q, s, count = row
+        trusted, lesser, between = jax.lax.cond(remove, moments, uncut, q, s)
         upper = jnp.concatenate([lesser[:, 1:], trusted[:, None]], axis=1)
-        share = found.between / (1.0 + lesser)
+        share = between / (1.0 + lesser)
         # By what lies between, where that is small; by the difference, where it is not.
         step = jnp.log1p(upper) - jnp.log1p(lesser)
         by_share = (share < 0.5) & (upper < jnp.inf)

@@ -147,7 +147,7 @@ def _solve(side: Side, start, unit, floor, ceiling, log_delta, needed) -> tuple[
         settled = sure & (there.error <= 1.5 * at_start.error + close) & ~rough
         following, low, high = _next(epsilon, found, low, high, floor)
         following = jnp.clip(following, floor, ceiling)
-        near = jnp.abs(following - epsilon) <= jnp.where(found.split, 0.01, 0.2) * unit
+        near = jnp.abs(following - epsilon) <= jnp.where(found.split, 0.01, 0.5) * unit
         rough = rough & ~near
         return _Search(step, epsilon, following, rough, low, high, root, settled, found, pieces)
 

@@ -110,8 +110,8 @@ def _partners(over: jax.Array, apart: jax.Array) -> jax.Array:
 def _choose(nodes: contour.Contour, line: Line, y: jax.Array, beyond: Any) -> _Choice:
     """The shift of the inner contour that serves a chunk of nodes best.
 
-    Coarse norms choose it, and the shifts whose norms bound the error of the rule; those norms
-    are then found on as many nodes as make them right.
+    Coarse norms choose it, and the shifts whose norms bound the error of the rule; below a cut
+    those norms are then found on as many nodes as make them right.
     """
     cut = line.cut.size > 0
     parts = ("excess", "between") if cut else ("excess",)
@@ -151,7 +151,10 @@ def _choose(nodes: contour.Contour, line: Line, y: jax.Array, beyond: Any) -> _C
     usable = (contour.SHIFTS >= 0) & (np.arange(contour.SHIFTS.size) < contour.SHIFTS.size - 1)
     best = jnp.argmin(jnp.where(usable, jnp.maximum(cost(0), cost(1)), jnp.inf))
     partners = jnp.concatenate([_partners(over[best], apart[best]) for over in at_ends])
-    sure = complex_norm.log_norms(nodes, line.c, ends, shifts[partners], y[-1], every)
+    if cut:
+        sure = complex_norm.log_norms(nodes, line.c, ends, shifts[partners], y[-1], every)
+    else:
+        sure = jax.tree.map(lambda norm: norm[:, partners], rough)
     taken, below = fall[best, partners], apart[best, partners] < 0.0
     scale = jnp.where(rest.upper > 1.0, rest.upper, 0.0)
 

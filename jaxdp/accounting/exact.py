@@ -6,10 +6,10 @@ puts adding below removing, the line integral of adding is left out.
 
 *From delta to epsilon.* At one epsilon the integral gives a Taylor series of delta nearby, with a
 bound on its rest and on every error (`exact_delta`). A search, at first for three digits only,
-finds an epsilon from which the series reaches the solution; how it got there does not enter. Then
-the series itself is asked, where delta is for sure below its target, and where still above.
-What is not certified (a sum that is
-not finite, a search that does not settle) falls back on Renyi DP.
+finds an epsilon from which the series reaches the solution (`exact_search`); how it got there does
+not enter. Then the series itself is asked, where delta is for sure below its target, and where
+still above. What is not certified (a sum that is not finite, a search that does not settle) falls
+back on Renyi DP.
 """
 
 from typing import Any, NamedTuple
@@ -19,29 +19,21 @@ import jax.numpy as jnp
 
 from jaxdp.accounting import composition, conversion, renyi_bounds, saddle
 from jaxdp.accounting.exact_delta import (
-    Delta,
     Known,
     Pieces,
     Side,
     alias,
     along,
-    bend_of,
     delta_at,
     gradient_at,
     is_finite,
     known_at,
     run_of,
 )
+from jaxdp.accounting.exact_search import Bounds, Search, solve_side
 from jaxdp.accounting.saddle import Run
 
-_MOST_STEPS, _UNKNOWN_STEPS = 12, 5
-
-
-class Bounds(NamedTuple):
-    """A quantity between two certified numbers."""
-
-    lower: Any
-    upper: Any
+_MOST_STEPS = 12
 
 
 def applies(steps: composition.Steps) -> bool:
@@ -50,147 +42,10 @@ def applies(steps: composition.Steps) -> bool:
     return all(rows is None for rows in others)
 
 
-def _root(found: Delta) -> jax.Array:
-    """The d at which the series says that delta is 1, within reach; NaN if it says nothing."""
-
-    def move(_, d):
-        value, slope, _ = known_at(found, d)
-        d = d + jnp.log(jnp.maximum(value, 0.0)) * value / slope
-        return jnp.clip(d, -found.reach, found.reach)
-
-    return jax.lax.fori_loop(0, 8, move, jnp.zeros_like(found.error))
-
-
-def _moves(found: Delta, root: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """How far epsilon may move without, and has to move for, delta to be met for sure.
-
-    What the series says is moved by its own error, and then asked again at that very place.
-    """
-    dtype = found.error.dtype
-
-    def most(d):
-        value, slope, error = known_at(found, d)
-        return value + error + 1.01 * found.left_out - 1.0, slope
-
-    def least(d):
-        value, slope, error = known_at(found, d)
-        return value - error - alias(dtype) - 1.0, slope
-
-    def settle(bound, wanted):
-        def move(_, d):
-            over, slope = bound(d)
-            return jnp.clip(d + over / slope, -found.reach, found.reach)
-
-        d = jax.lax.fori_loop(0, 3, move, root)
-        # A little too far, so that rounding does not undo it.
-        d = jnp.clip(d + 1e-3 * (d - root), -found.reach, found.reach)
-        # Where delta is met already, or still missed, no move is needed.
-        still = jnp.where(wanted(bound(jnp.zeros_like(d))[0]), 0.0, jnp.nan)
-        return jnp.where(wanted(bound(d)[0]), d, still)
-
-    return settle(least, lambda over: over >= 0.0), settle(most, lambda over: over <= 0.0)
-
-
-def _newton(found: Delta) -> jax.Array:
-    """The move of epsilon towards delta = 1, by two derivatives of log delta; NaN if unknown."""
-    value, slope, error = known_at(found, jnp.zeros_like(found.error))
-    value = jnp.where(value > 2.0 * error, value, jnp.nan)
-    miss, slope = jnp.log(value), slope / value
-    bend = jnp.minimum(bend_of(found) / value - slope * slope, 0.0)
-    inside = jnp.maximum(slope * slope - 2.0 * bend * miss, 0.25 * slope * slope)
-    return jnp.where(slope > 0.0, 2.0 * miss / (slope + jnp.sqrt(inside)), jnp.nan)
-
-
-class _Search(NamedTuple):
-    step: Any  # int32
-    epsilon: Any  # where delta was evaluated
-    following: Any  # where it will be next
-    rough: Any  # bool, whether that will be for three digits only
-    low: Any  # below the solution, as far as is known; negative where nothing is
-    high: Any  # above it
-    root: Any  # how far from epsilon the solution is, if it is settled
-    settled: Any  # bool
-    found: Any
-    pieces: Any
-
-
-def _next(epsilon, found: Delta, low, high, floor) -> tuple[Any, Any, Any]:
-    """Where to look next, and between which two epsilons the solution seems to be."""
-    value, _, error = known_at(found, jnp.zeros_like(epsilon))
-    # What is not known is as a rule far too small to be seen.
-    met = (value + error < 1.0) | ~(value > 2.0 * error)
-    low = jnp.where(value - error > 1.0, epsilon, low)
-    high = jnp.where(met, epsilon, high)
-    following = epsilon + _newton(found)
-    far = value + error < 0.01
-    to_floor = (following <= floor) & (low < 0.0) & ~far
-    inside = (following > low) & (following < high) & (following > floor)
-    # Delta falls by factors: so do the steps down to it as long as nothing bounds them.
-    ratio = jnp.where(low > 0.0, jnp.sqrt(jnp.maximum(low, 0.0) / high), 0.125)
-    between = jnp.where(high < 4.0 * low, 0.5 * (low + high), high * ratio)
-    between = jnp.where(low == 0.0, 0.25 * high, between)
-    return jnp.where(inside, following, jnp.where(to_floor, floor, between)), low, high
-
-
-def _solve(side: Side, start, unit, floor, ceiling, log_delta, needed) -> tuple[Bounds, _Search]:
-    """Brackets the epsilon of one direction within [floor, ceiling]."""
-    dtype = start.dtype
-
-    def evaluate(step, epsilon, split, rough, low, high):
-        found, pieces = delta_at(side, epsilon, log_delta, unit, split, rough)
-        at_start = known_at(found, jnp.zeros_like(epsilon))
-        root = _root(found)
-        there = known_at(found, root)
-        # Settled if the series reaches the solution with no more error than delta had anyhow.
-        sure = jnp.abs(jnp.log(there.value)) <= 1e3 * float(jnp.finfo(dtype).eps)
-        close = 1e-11 if dtype == jnp.float64 else 1e-6
-        settled = sure & (there.error <= 1.5 * at_start.error + close) & ~rough
-        following, low, high = _next(epsilon, found, low, high, floor)
-        following = jnp.clip(following, floor, ceiling)
-        near = jnp.abs(following - epsilon) <= jnp.where(found.split, 0.01, 0.5) * unit
-        rough = rough & ~near
-        return _Search(step, epsilon, following, rough, low, high, root, settled, found, pieces)
-
-    def again(state):
-        return evaluate(
-            state.step + 1, state.following, state.found.split, state.rough, state.low, state.high
-        )
-
-    def proceed(state):
-        at_start = known_at(state.found, jnp.zeros_like(start))
-        unknown = ~(at_start.value > 2.0 * at_start.error)
-        at_ends = state.following == state.epsilon
-        # What is not known by then will hardly be so further down, and takes long.
-        hopeless = unknown & (state.step >= _UNKNOWN_STEPS)
-        going = (state.step < _MOST_STEPS) & ~hopeless & ~state.settled & ~at_ends
-        return needed & ((state.step == 0) | going)
-
-    false = jnp.zeros((), bool)
-    shapes = jax.eval_shape(evaluate, jnp.int32(0), start, false, false, start, start)
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    begin = saddle.plan(side.table, start, start, log_delta, side.remove, false)
-    first = nothing._replace(
-        epsilon=start,
-        following=start,
-        rough=begin.can_split & begin.rather_split,
-        low=jnp.full_like(start, -1.0),
-        high=ceiling,
-    )
-    last = jax.lax.while_loop(proceed, again, first)
-    down, up = _moves(last.found, jnp.where(last.settled, last.root, 0.0))
-    ulp = 4.0 * float(jnp.finfo(dtype).eps)
-    # Where no move is needed delta is met at this very number.
-    upper = jnp.where(up == 0.0, last.epsilon, (last.epsilon + up) * (1.0 + ulp))
-    lower = (last.epsilon + down) * (1.0 - ulp)
-    upper = jnp.where(jnp.isfinite(upper), jnp.clip(upper, floor, ceiling), ceiling)
-    lower = jnp.where(jnp.isfinite(lower), jnp.clip(lower, 0.0, upper), 0.0)
-    return Bounds(lower, upper), last
-
-
 class _Solved(NamedTuple):
     bounds: Bounds
     side: Side  # the direction that counts
-    last: _Search
+    last: Search
 
 
 def _pick(condition: jax.Array, one: Any, other: Any) -> Any:
@@ -212,7 +67,7 @@ def _epsilon(run: Run, renyi, c, log_delta) -> _Solved:
             start = jnp.clip(saddle.guess(table, log_delta), 1e-3 * share * ceiling, most)
             start = jnp.where(remove, start, floor)
             needed = usable & ~(most <= floor)
-            bounds, last = _solve(side, start, share / c, floor, most, log_delta, needed)
+            bounds, last = solve_side(side, start, share / c, floor, most, log_delta, needed)
             bounds = _pick(needed, bounds, Bounds(jnp.zeros_like(floor), jnp.zeros_like(floor)))
             again = needed & (bounds.lower < 0.999 * bounds.upper)
             # Where Renyi DP is far off its order is none of those that matter.

@@ -14,6 +14,7 @@ from jaxdp.accounting import (
     composition,
     contour,
     exact_delta,
+    inner_shift,
     line_integral,
     renyi_bounds,
     saddle,
@@ -51,7 +52,7 @@ def on_line(q, sigma, c, cuts, start=0):
         jnp.asarray(True),
         jnp.zeros(()),
     )
-    nodes = line_integral._contour(line, jnp.float64(q), jnp.float64(sigma), jnp.asarray(True))
+    nodes = inner_shift.contour_of(line, jnp.float64(q), jnp.float64(sigma), jnp.asarray(True))
     y = line.spacing * (start + jnp.arange(float(line_integral.CHUNK)))
     return line, nodes, y
 
@@ -132,7 +133,7 @@ def test_norms_below_a_cut_are_no_smaller_than_the_integrals(wide, name, steps):
 def test_inner_sums_below_a_cut_are_as_near_as_their_errors_say(wide, name, start):
     q, sigma, c, cuts = LINES[name]
     line, nodes, y = on_line(q, sigma, c, cuts, start)
-    choice = line_integral._choose(nodes, line, y, y[-1] + line.spacing)
+    choice = inner_shift.choose(nodes, line, y, y[-1] + line.spacing)
     _, _, found = line_integral._logs(nodes, line, y, choice)
     sharpness = float(nodes.sharpness)
     log_cut = float(nodes.log_cut[0])

@@ -34,7 +34,7 @@ class Delta(NamedTuple):
     """delta around one epsilon, over a reference: a series in d / reach for epsilon + d."""
 
     series: Any  # Taylor coefficients of the sums [line_integral.ORDER + 1]
-    sizes: Any  # the same of absolute values; the last one bounds the rest [ORDER + 2]
+    sizes: Any  # the same of absolute values, as in line_integral.Integral [ORDER + 2]
     error: Any  # bound on how far the sums are off at d = 0
     left_out: Any  # bound on the parts of the law that were left out
     steepest: Any  # the largest c of a line: errors grow by e^(c |d|) at most where d < 0
@@ -64,6 +64,8 @@ def known_at(found: Delta, d: jax.Array) -> Known:
         rounding = (rounding + (2 * k + 6) * ulp * found.sizes[k + 1]) * jnp.abs(at)
     growth = jnp.exp(-d * jnp.where(d > 0.0, found.flattest, found.steepest))
     rest = found.sizes[order + 1] * jnp.abs(at) ** (order + 1)
+    # |e^(-x d) - 1| is at most 2 max(1, e^(-c d)).
+    rest = rest + 2.0 * found.sizes[0]
     error = rest * jnp.maximum(growth, 1.0) + found.error * growth + rounding
     return Known(value, -slope / found.reach, error)
 

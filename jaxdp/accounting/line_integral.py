@@ -41,7 +41,7 @@ from jaxdp.accounting.saddle import Line, Run
 
 CHUNK = 64  # nodes of the line in one go
 ORDER = 8  # of the Taylor series in epsilon
-# Powers beyond may overflow: the series then says nothing away from its epsilon.
+# Powers beyond may overflow: such terms are held constant.
 _LARGEST_POWER = 1e3
 
 
@@ -49,7 +49,9 @@ class Integral(NamedTuple):
     """One line integral, over exp(scale), as a series in d / reach for epsilon + d."""
 
     series: Any  # the trapezoid sum's Taylor coefficients [ORDER + 1]
-    sizes: Any  # the same of the terms' absolute values; the last one bounds the rest [ORDER + 2]
+    # The same of the terms' absolute values, of which the last one bounds the rest [ORDER + 2]; the
+    # first one is of terms that are held constant.
+    sizes: Any
     error: Any  # bound on how far the sum is from its exact value, at d = 0
     scale: Any
     chunks: Any  # int32, how many chunks of nodes it took
@@ -199,7 +201,10 @@ def _difference_error(log_size: jax.Array, total: _Component, rounding: jax.Arra
 
 
 def _powers(x: jax.Array, reach: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(-x reach)^k / k! for k to ORDER [nodes, ORDER + 1], and their sizes to ORDER + 1."""
+    """(-x reach)^k / k! for k to ORDER [nodes, ORDER + 1], and their sizes to ORDER + 1.
+
+    Where they might overflow the term is held constant, and the first size is 1, which is else 0.
+    """
     z = -x * reach
     within = jnp.abs(z) < _LARGEST_POWER
     z = jnp.where(within, z, 0.0)
@@ -207,8 +212,7 @@ def _powers(x: jax.Array, reach: jax.Array) -> tuple[jax.Array, jax.Array]:
     for k in range(1, ORDER + 2):
         powers.append(powers[-1] * z / k)
     sizes = jnp.abs(jnp.stack(powers, axis=1))
-    rest = jnp.where(within, sizes[:, -1], _LARGEST_POWER**ORDER)
-    return jnp.stack(powers[:-1], axis=1), sizes.at[:, -1].set(rest)
+    return jnp.stack(powers[:-1], axis=1), sizes.at[:, 0].set(jnp.where(within, 0.0, 1.0))
 
 
 def integrate(

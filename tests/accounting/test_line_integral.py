@@ -185,3 +185,16 @@ def test_the_series_in_epsilon_says_what_another_integral_says(wide, name):
         off = off + found.left_out + there.left_out
         assert abs(by_series.value - itself.value) <= off
         assert off < 1e-4
+
+
+@pytest.mark.parametrize("share", [-1.0, -1e-2, -1e-4, 1e-4, 1e-2, 1.0])
+def test_the_rest_of_a_term_is_bounded_however_fast_it_turns(wide, share):
+    c, reach = 3.0, 0.2
+    x = c + 1j * np.geomspace(1e-3, 1e7, 200)
+    powers, sizes = line_integral._powers(jnp.asarray(x), jnp.float64(reach))
+    by_series = np.asarray(powers) @ share ** np.arange(line_integral.ORDER + 1)
+    rest = np.asarray(sizes[:, -1]) * abs(share) ** (line_integral.ORDER + 1)
+    rest = (rest + 2.0 * np.asarray(sizes[:, 0])) * max(1.0, np.exp(-c * share * reach))
+    # NumPy's own exponential of up to 2e6 turns is off by that many ulps.
+    rounding = 4.0 * ULP * (np.abs(np.asarray(powers)).sum(axis=1) + np.abs(x) * reach)
+    assert np.all(np.abs(np.exp(-x * share * reach) - by_series) <= rest + rounding)

@@ -68,9 +68,7 @@ def run_commands(block, names, page):
 RUN = {"python": run_python, "pycon": run_session, "console": run_commands}
 
 
-@pytest.mark.skipif(
-    jax.__version_info__ < (0, 10), reason="minutes of compilation; the README's code runs on it"
-)
+@pytest.mark.newest_only  # the README's code runs on every version
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(DOCS / page)])
 def test_the_code_of_a_page_runs_and_shows_what_it_prints(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -102,6 +102,7 @@ def scatter(load, images):
     return np.asarray(jax.jit(jax.vmap(transform))(jnp.asarray(images, jnp.float32)))
 
 
+@pytest.mark.newest_only
 def test_scattering_of_a_constant_image_is_its_average_alone(load):
     features = scatter(load, np.full((1, 28, 28), 0.5))[0]
     # The low-pass filter sums to 1, the wavelets to 0; some thousand float32 roundings of 0.5.
@@ -109,6 +110,7 @@ def test_scattering_of_a_constant_image_is_its_average_alone(load):
     np.testing.assert_allclose(features[1:], 0.0, atol=1e-5)
 
 
+@pytest.mark.newest_only
 def test_scattering_of_a_wave_is_largest_along_it(load):
     # A wave down the rows at the coarse wavelets' frequency: orientation 3 of 8 is at angle 0.
     wave = np.cos(0.375 * np.pi * np.arange(28))[:, None] * np.ones(28)
@@ -120,6 +122,7 @@ def test_scattering_of_a_wave_is_largest_along_it(load):
     assert 0.471 < features[1 + 8 + 3, 3, 3] < 0.5
 
 
+@pytest.mark.newest_only
 def test_scattering_is_that_of_kymatio(load):
     row, column = np.mgrid[:28, :28]
     (features,) = scatter(load, ((7 * row + 3 * column**2) % 11 / 10)[None])
@@ -169,6 +172,7 @@ def test_the_private_projection_evens_out_the_components_halfway(load):
     np.testing.assert_allclose(squares, 60 * spread / spread.sum(), rtol=1e-2)
 
 
+@pytest.mark.newest_only
 def test_normalised_features_do_not_change_with_the_contrast_of_the_image(load):
     example = load("mnist_scattering")
     images = jnp.asarray(RNG.uniform(size=(3, 28, 28)), jnp.float32)
@@ -205,6 +209,7 @@ def test_the_noise_of_the_covariance_is_that_of_its_event(load, monkeypatch):
     assert abs(draws.std() - 3.0) < 5 * 3.0 / (2 * draws.size) ** 0.5
 
 
+@pytest.mark.newest_only
 def test_release_and_training_together_meet_the_target(load):
     release = acc.Gaussian(5.0)
     private, statement = load("published.composed").make_private_after(
@@ -228,6 +233,7 @@ def test_release_and_training_together_meet_the_target(load):
 
 # Six steps on 1,500 digits. Guessing gets 10 % of 297, with a deviation of 1.7 %. The convolutional
 # network begins with small weights, and takes more steps than that to learn anything.
+@pytest.mark.newest_only
 @pytest.mark.parametrize(("script", "least"), [("mnist", 0.0), ("mnist_scattering", 0.2)])
 def test_a_smoke_run_goes_through_and_learns_where_it_can(load, script, least, capsys, tmp_path):
     picture = tmp_path / "run.png"
@@ -247,6 +253,7 @@ def test_without_data_a_script_says_where_to_get_them(load, script, capsys):
     assert "--data-dir is needed" in capsys.readouterr().err
 
 
+@pytest.mark.newest_only
 def test_published_numbers_are_recomputed(load, capsys):
     rows = load("published_epsilons").main(["--smoke"])
     assert "Abadi" in capsys.readouterr().out

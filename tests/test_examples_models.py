@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxdp
+from tests.clipping.zoo.compiling import compiled
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 KEYED = ["models/flax_linen", "models/flax_nnx", "models/equinox_model", "models/haiku_model"]
@@ -43,7 +44,7 @@ def assert_strategies_agree(loss_fn, params, *arguments, key=None, **options):
 
     def clip(strategy):
         grad_fn = jaxdp.clipped_grad(loss_fn, l2_clip_norm=1.0, strategy=strategy, **options)
-        return jax.jit(lambda params: grad_fn(params, *arguments, key=key).value)(params)
+        return compiled(lambda params: grad_fn(params, *arguments, key=key).value)(params)
 
     expected, actual = clip("per_example"), clip("bookkeeping")
     assert jax.tree.structure(actual) == jax.tree.structure(params)
@@ -73,7 +74,7 @@ def test_dropout_masks_differ_between_examples(name, monkeypatch):
         one, _ = jax.tree.map(lambda leaf: leaf[0], example.load())
         copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * BATCH), one)
         grad_fn = jaxdp.clipped_grad(loss_fn, l2_clip_norm=1.0, return_per_example=True)
-        _, per_example = jax.jit(grad_fn)(params, copies, key=jax.random.key(1))
+        _, per_example = compiled(grad_fn)(params, copies, key=jax.random.key(1))
     assert len(np.unique(per_example.loss)) > BATCH // 2
 
 

@@ -28,7 +28,21 @@ from jaxdp.accounting.contour import (
     partition,
 )
 
-_LEVELS = (1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 10.0, 20.0, math.inf)  # of overflow
+_LEVELS = (
+    1.0,
+    1.2,
+    1.4,
+    1.7,
+    2.0,
+    3.0,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    math.inf,
+)  # of overflow
 
 
 class Moments(NamedTuple):
@@ -90,7 +104,7 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
     highest = overflow(dtype)
 
     def add(index, sums):
-        log_weight, loss, slope, log_jump = nodes_at(line, index, shift)
+        log_weight, loss, _, log_jump, loss_off = nodes_at(line, index, shift)
         x = orders[:, None] * loss[None, :]
         # Absolute values of products by those of their factors: of all else they take longest.
         size = jnp.abs(orders)[:, None] * jnp.abs(loss)[None, :]
@@ -113,15 +127,6 @@ def moments(line: Contour, orders: jax.Array, shift: jax.Array, scale: jax.Array
         )
         # |e_2(x)| is at most 0.6 |x|^2 for |x| <= 1/2.
         bound = jnp.where(small, 0.6 * light * size * size, heavy + light * (1.0 + size))
-        # In ulps: a loss is off by two of itself and by what its z is, a weight by its exponent.
-        # The deviation is rounded, and so are two operations on it: that moves z = sd (t - sd / 2)
-        # by 1.5 |z| + 0.75 sd^2; log q is added where u is large.
-        log_q = jnp.log(line.q)
-        z_off = 2.0 * jnp.abs(log_jump - log_q) + line.sd * line.sd - 2.0 * slope * log_q
-        z_off = slope * z_off
-        # 1 + u is next to 1 - q far to the left, where the digits of u are lost in it.
-        log_ratio = jnp.where(line.remove, loss, -loss)
-        loss_off = 2.0 * (jnp.abs(loss) + jnp.abs(1.0 - jnp.exp(-log_ratio))) + z_off
         weight_off = (jnp.abs(log_weight) + 6.0)[None, :]
         x_off = jnp.abs(orders)[:, None] * loss_off[None, :]
         rough = heavy * (x_off + weight_off) + light * ((1.0 + size) * weight_off + x_off)

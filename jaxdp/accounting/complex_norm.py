@@ -60,7 +60,7 @@ class _Logs(NamedTuple):
 
 
 def _logs(line: Contour, index: Any, shift: jax.Array, c: jax.Array, largest: jax.Array) -> _Logs:
-    log_weight, loss, _, log_jump = nodes_at(line, index, shift)
+    log_weight, loss, _, log_jump, _ = nodes_at(line, index, shift)
     log_order = 0.5 * jnp.log(c * c + largest * largest)
     log_size = log_order + jnp.log(jnp.abs(loss) + float(jnp.finfo(line.sd.dtype).tiny))
     size = jnp.exp(jnp.minimum(log_size, 30.0))

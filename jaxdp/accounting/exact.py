@@ -22,7 +22,6 @@ from jaxdp.accounting.exact_delta import (
     Known,
     Pieces,
     Side,
-    alias,
     along,
     delta_at,
     gradient_at,
@@ -48,10 +47,6 @@ class _Solved(NamedTuple):
     last: Search
 
 
-def _pick(condition: jax.Array, one: Any, other: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
-
-
 def _epsilon(run: Run, renyi, c, log_delta) -> _Solved:
     usable = (renyi > 0.0) & (renyi < jnp.inf)
     ceiling, c = jnp.where(usable, renyi, 1.0), jnp.where(usable, c, 1.0)
@@ -59,29 +54,14 @@ def _epsilon(run: Run, renyi, c, log_delta) -> _Solved:
     def solve(floor, remove):
         """One direction, if it can exceed what the other one is known to need."""
 
-        def attempt(state):
-            number, share, *_ = state
-            table = saddle.table(run, c / share, ceiling * share, remove)
-            side = Side(run, table, remove)
-            most = jnp.minimum(saddle.chernoff(table, log_delta), ceiling)
-            start = jnp.clip(saddle.guess(table, log_delta), 1e-3 * share * ceiling, most)
-            start = jnp.where(remove, start, floor)
-            needed = usable & ~(most <= floor)
-            bounds, last = solve_side(side, start, share / c, floor, most, log_delta, needed)
-            bounds = _pick(needed, bounds, Bounds(jnp.zeros_like(floor), jnp.zeros_like(floor)))
-            again = needed & (bounds.lower < 0.999 * bounds.upper)
-            # Where Renyi DP is far off its order is none of those that matter.
-            closer = jnp.minimum(4.0 * last.high / ceiling, 1.0)
-            again = again & remove & (number == 0) & (closer < 0.2) & (closer > 0.0)
-            share = jnp.where(again, closer, share)
-            return number + 1, share, again, bounds, side._replace(run=None), last
-
-        one = jnp.ones_like(floor)
-        shapes = jax.eval_shape(attempt, (jnp.int32(0), one))
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[3:])
-        start = (jnp.int32(0), one, jnp.ones((), bool), *nothing)
-        _, _, _, *found = jax.lax.while_loop(lambda state: state[2], attempt, start)
-        return jnp.maximum(floor, found[0].upper), tuple(found)
+        side = Side(run, saddle.table(run, c, ceiling, remove), remove)
+        most = jnp.minimum(saddle.chernoff(side.table, log_delta), ceiling)
+        start = jnp.clip(saddle.guess(side.table, log_delta), 1e-3 * ceiling, most)
+        start = jnp.where(remove, start, floor)
+        needed = usable & ~(most <= floor)
+        found, last = solve_side(side, start, 1.0 / c, floor, most, log_delta, needed)
+        bounds = Bounds(*(jnp.where(needed, bound, 0.0) for bound in found))
+        return jnp.maximum(floor, bounds.upper), (bounds, side._replace(run=None), last)
 
     upper, both = jax.lax.scan(solve, jnp.zeros_like(renyi), jnp.asarray([True, False]))
     bounds, side, last = both
@@ -191,7 +171,7 @@ def _evaluate(side: Side, epsilon, unit, needed) -> _Evaluated:
     ulp = 4.0 * float(jnp.finfo(epsilon.dtype).eps)
     slack = ulp * (1.0 + jnp.abs(log_delta))
     upper = log_delta + jnp.log(known.value + known.error + found.left_out) + slack
-    least = known.value - known.error - alias(epsilon.dtype)
+    least = known.value - known.error - found.alias
     lower = log_delta + jnp.log(jnp.maximum(least, 0.0)) - slack
     return _Evaluated(Bounds(lower, upper), log_delta, known, pieces)
 

@@ -37,6 +37,7 @@ class Delta(NamedTuple):
     sizes: Any  # the same of absolute values, as in line_integral.Integral [ORDER + 2]
     error: Any  # bound on how far the sums are off at d = 0
     left_out: Any  # bound on the parts of the law that were left out
+    alias: Any  # bound on what the trapezoid rules add: ten lines, both sides
     steepest: Any  # the largest c of a line: errors grow by e^(c |d|) at most where d < 0
     flattest: Any  # the least c of a line: errors fall by e^(-c d) at least where d > 0
     reach: Any  # |d| up to which the plan holds
@@ -168,6 +169,7 @@ def delta_at(side: Side, epsilon, log_delta, unit, split, rough) -> tuple[Delta,
         sizes,
         error,
         jnp.where(better, jnp.exp(plan.left_out - log_delta), 0.0),
+        20.0 * saddle.tolerance(epsilon.dtype, rough),
         jnp.where(better, steepest, plan.whole.c),
         jnp.where(better, flattest, plan.whole.c),
         jnp.where(better, part_reach, reach),
@@ -176,11 +178,6 @@ def delta_at(side: Side, epsilon, log_delta, unit, split, rough) -> tuple[Delta,
     )
     used = Pieces(plan, jnp.where(better, 0, whole_chunks), jnp.where(better, chunks, 0))
     return found, used
-
-
-def alias(dtype: Any) -> float:
-    """Bound on what the trapezoid rules add to delta, over it: ten lines, both sides."""
-    return 20.0 * saddle.tolerance(dtype)
 
 
 @jax.custom_batching.sequential_vmap

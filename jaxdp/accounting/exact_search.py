@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.accounting import saddle
-from jaxdp.accounting.exact_delta import Delta, Side, alias, bend_of, delta_at, known_at
+from jaxdp.accounting.exact_delta import Delta, Side, bend_of, delta_at, known_at
 
 _MOST_STEPS, _UNKNOWN_STEPS = 12, 5
 
@@ -34,7 +34,6 @@ def _moves(found: Delta, root: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     What the series says is moved by its own error, and then asked again at that very place.
     """
-    dtype = found.error.dtype
 
     def most(d):
         value, slope, error = known_at(found, d)
@@ -42,7 +41,7 @@ def _moves(found: Delta, root: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     def least(d):
         value, slope, error = known_at(found, d)
-        return value - error - alias(dtype) - 1.0, slope
+        return value - error - found.alias - 1.0, slope
 
     def settle(bound, wanted):
         def move(_, d):
@@ -74,8 +73,11 @@ class Search(NamedTuple):
     epsilon: Any  # where delta was evaluated
     following: Any  # where it will be next
     rough: Any  # bool, whether that will be for three digits only
+    unit: Any  # about what epsilon has to move by to change delta by a factor
     low: Any  # below the solution, as far as is known; negative where nothing is
     high: Any  # above it
+    sure_low: Any  # below it for certain; 0 where nothing is
+    sure_high: Any  # above it for certain
     root: Any  # how far from epsilon the solution is, if it is settled
     settled: Any  # bool
     found: Any
@@ -104,7 +106,8 @@ def solve_side(side: Side, start, unit, floor, ceiling, log_delta, needed) -> tu
     """Brackets the epsilon of one direction within [floor, ceiling]."""
     dtype = start.dtype
 
-    def evaluate(step, epsilon, split, rough, low, high):
+    def evaluate(state):
+        epsilon, rough, unit, split = state.following, state.rough, state.unit, state.found.split
         found, pieces = delta_at(side, epsilon, log_delta, unit, split, rough)
         at_start = known_at(found, jnp.zeros_like(epsilon))
         root = _root(found)
@@ -113,15 +116,30 @@ def solve_side(side: Side, start, unit, floor, ceiling, log_delta, needed) -> tu
         sure = jnp.abs(jnp.log(there.value)) <= 1e3 * float(jnp.finfo(dtype).eps)
         close = 1e-11 if dtype == jnp.float64 else 1e-6
         settled = sure & (there.error <= 1.5 * at_start.error + close) & ~rough
-        following, low, high = _next(epsilon, found, low, high, floor)
+        following, low, high = _next(epsilon, found, state.low, state.high, floor)
         following = jnp.clip(following, floor, ceiling)
         near = jnp.abs(following - epsilon) <= jnp.where(found.split, 0.01, 0.5) * unit
         rough = rough & ~near
-        return Search(step, epsilon, following, rough, low, high, root, settled, found, pieces)
-
-    def again(state):
-        return evaluate(
-            state.step + 1, state.following, state.found.split, state.rough, state.low, state.high
+        value, slope, error = at_start
+        met = value + error + 1.01 * found.left_out <= 1.0
+        missed = value - error - found.alias >= 1.0
+        # Renyi DP's order is far from those that matter where its epsilon is far off.
+        known = (value > 2.0 * error) & (slope > 0.0)
+        unit = jnp.where(known, jnp.minimum(unit, 2.0 * value / slope), unit)
+        return Search(
+            state.step + 1,
+            epsilon,
+            following,
+            rough,
+            unit,
+            low,
+            high,
+            jnp.where(missed, jnp.maximum(state.sure_low, epsilon), state.sure_low),
+            jnp.where(met, jnp.minimum(state.sure_high, epsilon), state.sure_high),
+            root,
+            settled,
+            found,
+            pieces,
         )
 
     def proceed(state):
@@ -133,23 +151,36 @@ def solve_side(side: Side, start, unit, floor, ceiling, log_delta, needed) -> tu
         going = (state.step < _MOST_STEPS) & ~hopeless & ~state.settled & ~at_ends
         return needed & ((state.step == 0) | going)
 
-    false = jnp.zeros((), bool)
-    shapes = jax.eval_shape(evaluate, jnp.int32(0), start, false, false, start, start)
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    begin = saddle.plan(side.table, start, start, log_delta, side.remove, false)
-    first = nothing._replace(
+    exactly = jnp.zeros((), bool)
+    shapes = jax.eval_shape(delta_at, side, start, log_delta, unit, exactly, exactly)
+    found, pieces = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    begin = saddle.plan(side.table, start, start, log_delta, side.remove, exactly)
+    zero = jnp.zeros_like(start)
+    first = Search(
+        jnp.int32(0),
         epsilon=start,
         following=start,
         rough=begin.can_split & begin.rather_split,
-        low=jnp.full_like(start, -1.0),
+        # Nor does Renyi DP's order for removing say much about adding.
+        unit=jnp.minimum(unit, 1.0 / begin.whole.c),
+        low=zero - 1.0,
         high=ceiling,
+        sure_low=zero,
+        sure_high=ceiling,
+        root=zero,
+        settled=exactly,
+        found=found,
+        pieces=pieces,
     )
-    last = jax.lax.while_loop(proceed, again, first)
+    last = jax.lax.while_loop(proceed, evaluate, first)
     down, up = _moves(last.found, jnp.where(last.settled, last.root, 0.0))
     ulp = 4.0 * float(jnp.finfo(dtype).eps)
     # Where no move is needed delta is met at this very number.
     upper = jnp.where(up == 0.0, last.epsilon, (last.epsilon + up) * (1.0 + ulp))
     lower = (last.epsilon + down) * (1.0 - ulp)
-    upper = jnp.where(jnp.isfinite(upper), jnp.clip(upper, floor, ceiling), ceiling)
-    lower = jnp.where(jnp.isfinite(lower), jnp.clip(lower, 0.0, upper), 0.0)
+    # Where the search did not settle, what it met on its way holds all the same.
+    highest, least = last.sure_high, last.sure_low
+    upper = jnp.where(jnp.isfinite(upper), jnp.clip(upper, floor, highest), highest)
+    lower = jnp.where(jnp.isfinite(lower), jnp.maximum(lower, least), least)
+    lower = jnp.clip(lower, 0.0, upper)
     return Bounds(lower, upper), last

@@ -27,8 +27,10 @@ import numpy as np
 
 from jaxdp.accounting import complex_moment, contour
 
-# Orders around that of Renyi DP, and cuts up to the epsilon that it gives.
-_ORDERS = 1.25 ** np.arange(-12.0, 35.1)
+# Orders around that of Renyi DP, nearest ones too in case moments rise steeply there, and far above
+# it, for parts of the law; and cuts up to the epsilon that it gives.
+_ORDERS = np.concatenate([1.25 ** np.arange(-12.0, 20.1), 87.0 * 1.5 ** np.arange(1.0, 18.1)])
+_ORDERS = np.sort(np.append(_ORDERS, [0.9, 0.95, 0.98, 1.02, 1.05, 1.1]))
 _CUTS = 3.0 ** np.arange(-11.0, 0.1)
 # Nodes for parts take four times as long, and 64 of them are done in one go.
 _PART_NODES = 16.0
@@ -74,9 +76,9 @@ def log_cut(cut: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.log1p(-q) + log_excess
 
 
-def tolerance(dtype: Any) -> float:
+def tolerance(dtype: Any, rough: jax.Array) -> jax.Array:
     """What of delta one trapezoid rule may add on either side, and what may be left out."""
-    return 1e-12 if dtype == jnp.float64 else 1e-6
+    return jnp.where(rough, 1e-4, 1e-12 if dtype == jnp.float64 else 1e-6).astype(dtype)
 
 
 def _log_chernoff(c: jax.Array) -> jax.Array:
@@ -91,8 +93,9 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     cuts = epsilon * jnp.asarray(_CUTS, dtype)
     # The last order, c = 0, measures probability.
     orders = jnp.append(cs, 0.0)
-    # Orders far above c serve only to see that the moment is huge there.
-    furthest = jnp.where(remove, 4.0 * c, cs[-1])
+    # Orders far above c serve parts of the law only: the moment of the whole of it is huge there.
+    reached = jax.vmap(contour.reached, in_axes=(0, 0, None))(run.q, run.s, 4.0 * c)
+    furthest = jnp.where(remove, jnp.minimum(jnp.min(reached, initial=jnp.inf), 4.0 * c), cs[-1])
     summed = jnp.append(cs <= furthest, True)
 
     def moments(q, s):
@@ -207,7 +210,7 @@ def plan(
     """
     dtype = epsilon.dtype
     double = dtype == jnp.float64
-    wanted = log_delta + jnp.where(rough, math.log(1e-4), math.log(tolerance(dtype)))
+    wanted = log_delta + jnp.log(tolerance(dtype, rough))
     # A peak this much above delta costs that much of the digits.
     room = log_delta + math.log(1e6 if double else 100.0)
     zero = jnp.zeros((), dtype)

@@ -181,7 +181,7 @@ def test_the_series_in_epsilon_says_what_another_integral_says(wide, name):
         itself = exact_delta.known_at(there, jnp.zeros_like(d))
         # Epsilon + d is rounded: that moves the value by its slope.
         rounding = 2.0 * ULP * epsilon * itself.slope
-        off = by_series.error + itself.error + exact_delta.alias(jnp.float64) + rounding
+        off = by_series.error + itself.error + found.alias + rounding
         off = off + found.left_out + there.left_out
         assert abs(by_series.value - itself.value) <= off
         assert off < 1e-4

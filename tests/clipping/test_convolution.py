@@ -186,6 +186,7 @@ def convolutions(draw_from):
     return drawn
 
 
+@pytest.mark.newest_only
 @hypothesis.settings(deadline=None, max_examples=40, derandomize=True)
 @hypothesis.given(convolutions(), st.integers(0, 3))
 def test_gradients_of_any_convolution(drawn, batch):

@@ -207,11 +207,14 @@ def test_the_sum_is_that_of_the_contributions_with_bad_rows_and_without(size, me
     bad[0, 1, 1] = np.nan
     huge = good * np.float32(1e30)
     is_padding = np.arange(size) % 4 == 3
+    rule = rescale.ClipRule({"a": 1e-20, "b": 2.0, "c": 1.0}, 2, method)
+    # Two programs, so that neither shares what it computes with the other.
+    summed = jax.jit(lambda gradients: rescale.clip_and_sum(rule, gradients, is_padding))
+    one_by_one = jax.jit(lambda gradients: clip_batch(rule, gradients, is_padding))
     for rows in (good, bad, huge, np.zeros_like(good)):
         gradients = {"a": rows, "b": rows[:, 0], "c": rows[:, :0]}
-        rule = rescale.ClipRule({"a": 1e-20, "b": 2.0, "c": 1.0}, 2, method)
-        total, norms = rescale.clip_and_sum(rule, gradients, is_padding)
-        contributions, _ = clip_batch(rule, gradients, is_padding)
+        total, norms = summed(gradients)
+        contributions, _ = one_by_one(gradients)
         assert {norm.shape for norm in jax.tree.leaves(norms)} == {(size,)}
         for one, terms in zip(*map(jax.tree.leaves, (total, contributions)), strict=True):
             wide = np.asarray(terms, np.float64)

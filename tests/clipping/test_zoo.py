@@ -24,6 +24,8 @@ KINDS = [
     "lstm_over_embedded_tokens",
     "condition_inside_a_scan",
 ]
+# A threshold that clips nobody, of the type of the others, so that one program serves all.
+WIDE = np.float32(1e6)
 NOBODY = np.zeros(BATCH, bool)
 SOME = np.arange(BATCH) % 3 == 1
 ENTRY = pytest.mark.parametrize("name", ENTRIES)
@@ -94,8 +96,8 @@ def assert_agrees_with_the_reference(name, strategy="auto", **options):
     reference, _ = clipping(name, "per_example", **options)
     run, reference = compiled(run), compiled(reference)
     arguments = problem.params, *problem.batch
-    threshold = middle(reference(1e6, NOBODY, *arguments)[1])
-    for case in [(1e6, NOBODY), (threshold, NOBODY), (threshold, SOME)]:
+    threshold = middle(reference(WIDE, NOBODY, *arguments)[1])
+    for case in [(WIDE, NOBODY), (threshold, NOBODY), (threshold, SOME)]:
         sums, norms = run(*case, *arguments)
         expected_sums, expected_norms = reference(*case, *arguments)
         assert_close(sums, expected_sums, ENTRIES[name].rtol)
@@ -107,7 +109,15 @@ def test_the_sum_is_that_of_the_reference(name):
     assert_agrees_with_the_reference(name)
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.float64])
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The oldest JAX has the reference of every entry, and the oracle of one of each kind.
+        pytest.param(name, marks=() if name in KINDS else pytest.mark.newest_only)
+        for name, entry in ENTRIES.items()
+        if entry.float64
+    ],
+)
 def test_the_sum_is_that_of_an_independent_oracle_in_float64(name):
     with float64():
         run, problem = clipping(name)
@@ -144,6 +154,7 @@ def test_bookkeeping_gives_the_sum_of_the_reference(name):
         assert_agrees_with_the_reference(name, "bookkeeping")
 
 
+@pytest.mark.newest_only
 @pytest.mark.parametrize(
     "options",
     [
@@ -159,6 +170,7 @@ def test_options_give_the_sum_of_the_reference(name, options):
     assert_agrees_with_the_reference(name, **options)
 
 
+@pytest.mark.newest_only
 @KIND
 def test_layers_clipped_by_themselves_give_the_sum_of_the_reference(name):
     _, problem = clipping(name)
@@ -172,6 +184,7 @@ def test_layers_clipped_by_themselves_give_the_sum_of_the_reference(name):
     assert_close(*(norms for _, norms in results), ENTRIES[name].rtol)
 
 
+@pytest.mark.newest_only
 @KIND
 def test_a_scan_over_steps_gives_the_sums_of_single_steps(name):
     run, problem = clipping(name)
@@ -190,6 +203,7 @@ def test_a_scan_over_steps_gives_the_sums_of_single_steps(name):
         assert_close(jax.tree.map(lambda leaf, i=i: leaf[i], scanned), expected, 1e-5)
 
 
+@pytest.mark.newest_only
 @KIND
 def test_a_batch_spread_over_eight_devices_gives_the_same_sum(name):
     run, problem = clipping(name)
@@ -204,6 +218,7 @@ def test_a_batch_spread_over_eight_devices_gives_the_same_sum(name):
     assert_close(spread, run(0.5, SOME, problem.params, *problem.batch), 1e-5)
 
 
+@pytest.mark.newest_only
 @pytest.mark.parametrize("name", ["mlp", "weight_normalisation", "lstm"])
 def test_compiled_or_not_the_sum_is_the_same(name):
     run, problem = clipping(name)
@@ -211,6 +226,7 @@ def test_compiled_or_not_the_sum_is_the_same(name):
     assert_close(run(*arguments), compiled(run)(*arguments), 1e-5)
 
 
+@pytest.mark.newest_only
 @pytest.mark.parametrize("name", ["mlp", "embedding_with_many_repeated_tokens", "lstm"])
 def test_the_sum_is_the_same_under_vmap(name):
     run, problem = clipping(name)

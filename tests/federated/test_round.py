@@ -1,6 +1,7 @@
 """The round: what it adds up to, what it refuses, and when it stops."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -14,6 +15,7 @@ from jaxdp import accounting as acc
 from jaxdp import federated
 from jaxdp._rounding import rounded_up
 from jaxdp.federated import _streams
+from tests.clipping.zoo import compiling
 
 RNG = np.random.default_rng(2)
 N = 24
@@ -47,6 +49,11 @@ def compiled(fed):
     return jax.jit(lambda carry, f: fed.round(carry, fed.sample(f, carry)))
 
 
+def compiled_fast(fed):
+    """For what is compared by arithmetic alone: no guarantee rests on this machine code."""
+    return compiling.compiled(lambda carry, f: fed.round(carry, fed.sample(f, carry)))
+
+
 def run(fed, federation, num_rounds, step=None):
     """The carries and metrics after every round."""
     step = step or compiled(fed)
@@ -73,7 +80,7 @@ def test_one_example_a_client_and_one_step_of_sgd_is_dp_sgd():
         key=jax.random.fold_in(KEY, _streams.SERVER),
     )
     params, state = PARAMS, tx.init(PARAMS)
-    for carry, _ in run(fed, ONE_EACH, 3):
+    for carry, _ in run(fed, ONE_EACH, 3, compiled_fast(fed)):
         draw = POISSON.draw(KEY, state[0].step)
         batch = (jnp.asarray(X)[draw.client_ids], jnp.asarray(Y)[draw.client_ids])
         clipped = grad_fn(params, batch, is_padding=draw.is_padding)
@@ -113,7 +120,7 @@ def test_a_round_by_hand_with_noise_and_public_denominator():
 def test_an_empty_cohort_is_pure_noise_over_the_expected_size():
     cohorts = federated.PoissonCohorts(N, expected_cohort_size=1e-6, max_cohort_size=2)
     fed = federated.make_round(local(), optax.sgd(1.0), plan_of(cohorts))
-    (carry, metrics), *_ = run(fed, RAGGED, 1)
+    (carry, metrics), *_ = run(fed, RAGGED, 1, compiled_fast(fed))
     noise = jaxdp.noise.gaussian(jax.random.fold_in(KEY, _streams.SERVER), 0, PARAMS)
     for name in PARAMS:
         np.testing.assert_allclose(carry.params[name], -0.5 * noise[name] / 1e-6, rtol=1e-6)
@@ -141,7 +148,8 @@ def test_an_adversarial_client_moves_the_released_mean_by_no_more_than_the_clip_
 @pytest.fixture(scope="module")
 def fed_avg():
     """The carry after one round of federated averaging."""
-    return run(federated.make_round(local(), optax.sgd(1.0), plan_of()), RAGGED, 1)[0][0]
+    fed = federated.make_round(local(), optax.sgd(1.0), plan_of())
+    return run(fed, RAGGED, 1, compiled_fast(fed))[0][0]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +166,7 @@ def test_any_optax_optimizer_serves_as_server(server_optimizer, fed_avg):
     state = server_optimizer.init(PARAMS)
     gradient = jax.tree.map(jnp.negative, fed_avg.params)  # the params were zero
     updates, _ = server_optimizer.update(gradient, state, PARAMS)
-    (carry, _), *_ = run(fed, RAGGED, 1)
+    (carry, _), *_ = run(fed, RAGGED, 1, compiled_fast(fed))
     # Adam divides by the gradient's size: some ulps of steps below 1.
     assert_close(carry.params, updates, 1e-5)
 
@@ -266,7 +274,7 @@ def test_adaptive_clipping_follows_the_quantile_at_the_price_of_the_plan():
     )
     plan = plan_of(l2_clip_norm=adaptive, noise_multiplier=1.0)
     fed = federated.make_round(local(), optax.sgd(0.0), plan)
-    history = run(fed, RAGGED, 12)
+    history = run(fed, RAGGED, 12, compiled_fast(fed))
     norms = np.asarray(history[0][1].norm)
     clip_norms = [float(metrics.clip_norm) for _, metrics in history]
     assert clip_norms[0] == np.float32(0.01)
@@ -317,7 +325,7 @@ def test_metrics_can_hold_an_evaluation():
         plan_of(),
         evaluate=lambda params: {"norm": params["w"] @ params["w"]},
     )
-    (carry, metrics), *_ = run(fed, RAGGED, 1)
+    (carry, metrics), *_ = run(fed, RAGGED, 1, compiled_fast(fed))
     w = np.asarray(carry.params["w"])
     np.testing.assert_allclose(metrics.evaluation["norm"], w @ w, rtol=1e-6)
 
@@ -336,7 +344,8 @@ def test_the_sum_over_clients_can_be_split():
         return split
 
     def after(**settings):
-        return run(federated.make_round(local(), optax.sgd(1.0), plan_of(), **settings), RAGGED, 1)
+        fed = federated.make_round(local(), optax.sgd(1.0), plan_of(), **settings)
+        return run(fed, RAGGED, 1, compiled_fast(fed))
 
     (whole, whole_metrics), *_ = after()
     (split, metrics), *_ = after(wrap_sum=in_two)
@@ -375,6 +384,13 @@ def made(cohorts, kind="client", **settings):
     return federated.make_local_round(local(), optax.adam(0.1), plan)
 
 
+@functools.cache
+def made_and_compiled(cohorts, kind="client", enforced=False, **changed):
+    """A round and its program, once for all tests that use the same."""
+    fed = made(cohorts, kind, **(ENFORCED if enforced else {"delta": 1e-4}) | changed)
+    return fed, compiled(fed)
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"), [("client", ENFORCED), ("client", {"delta": 1e-4}), ("local", {})]
 )
@@ -411,9 +427,10 @@ def test_a_cohort_of_another_round_releases_nothing(kind, settings):
     ],
 )
 def test_an_enforced_budget_is_for_the_plan_that_it_began_under(cohorts, other, settings):
-    fed = made(cohorts, **ENFORCED)
-    carry, _ = compiled(fed)(fed.init(PARAMS, KEY), RAGGED)
-    refused, metrics = compiled(made(other, **ENFORCED | settings))(carry, RAGGED)
+    fed, step = made_and_compiled(cohorts, enforced=True)
+    carry, _ = step(fed.init(PARAMS, KEY), RAGGED)
+    _, others = made_and_compiled(other, enforced=True, **settings)
+    refused, metrics = others(carry, RAGGED)
     assert bits(refused) == bits(carry)
     assert bool(metrics.exhausted)
     assert math.isinf(metrics.epsilon)
@@ -421,8 +438,8 @@ def test_an_enforced_budget_is_for_the_plan_that_it_began_under(cohorts, other, 
 
 @pytest.mark.parametrize("kind", ["client", "local"])
 def test_what_another_plan_has_spent_is_not_known_without_a_budget(kind):
-    fed = made(THIRDS, kind, delta=1e-4)
-    step, others = compiled(fed), compiled(made(EVERYONE, kind, delta=1e-4))
+    fed, step = made_and_compiled(THIRDS, kind)
+    _, others = made_and_compiled(EVERYONE, kind)
     carry, own = step(fed.init(PARAMS, KEY), RAGGED)
     assert math.isfinite(own.epsilon)
     carry, metrics = others(carry, RAGGED)
@@ -434,9 +451,10 @@ def test_what_another_plan_has_spent_is_not_known_without_a_budget(kind):
 
 
 def test_a_plan_for_more_rounds_goes_on_with_the_account():
-    fed, longer = made(THIRDS, **ENFORCED), made(THIRDS, num_rounds=9, **ENFORCED)
-    carry, _ = compiled(fed)(fed.init(PARAMS, KEY), RAGGED)
-    carry, metrics = compiled(longer)(carry, RAGGED)
+    fed, step = made_and_compiled(THIRDS, enforced=True)
+    _, longer = made_and_compiled(THIRDS, enforced=True, num_rounds=9)
+    carry, _ = step(fed.init(PARAMS, KEY), RAGGED)
+    carry, metrics = longer(carry, RAGGED)
     assert int(carry.round) == 2
     assert math.isfinite(metrics.epsilon)
 

@@ -28,12 +28,13 @@ else:
 
 ULP = float(np.finfo(np.float64).eps)
 
-# q, sigma, order less one, cuts on one step's loss: few and many expected participations, a
-# sharpness of 1 and of 1.75.
+# q, sigma, order less one, cuts on one step's loss: few and many expected participations,
+# the least sharpness and one of 6.
 LINES = {
     "little noise": (1e-4, 0.6, 20.0, (0.004, 0.012)),
     "some noise": (2.1e-4, 2.3, 110.0, (0.0023, 0.0069)),
-    "sharp": (3.308e-5, 6.1662, 4672.0, (2e-4, 6e-4)),
+    "more noise": (3.308e-5, 6.1662, 4672.0, (2e-4, 6e-4)),
+    "sharp": (1e-3, 40.0, 3e4, (1.05e-3, 1.2e-3)),
 }
 
 
@@ -153,8 +154,8 @@ def test_inner_sums_below_a_cut_are_as_near_as_their_errors_say(wide, name, star
             true = mpmath.quad(functools.partial(missing, order=order), edges)
             error = float(found.small_error[index, 0] + choice.rule_error[index])
             assert abs(complex(found.small[index, 0]) - true) <= error
-            # Not met by being huge: of m - 1 most digits are known.
-            assert error < 1e-9 * abs(true)
+            # Not met by being huge: of m - 1 eight digits are known.
+            assert error < 1e-8 * abs(true)
 
 
 RUNS = {"whole": (0.01, 1.0, 1000.0, -11.5), "split": (3e-4, 0.6, 1000.0, -11.5)}

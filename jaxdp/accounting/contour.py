@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.accounting.complex_functions import log1p
+from jaxdp.accounting.complex_functions import exp_excess, log1p
 
 CHUNK = 128  # nodes in one go
 _MOST_CHUNKS = 96
@@ -207,9 +207,11 @@ def nodes_at(line: Contour, index: Any, shift: jax.Array) -> Nodes:
     jump_high, jump_low = q_high + r_high, q_low + r_low
     low, high = jnp.where(large, 0.0, r_low), jnp.where(large, 0.0, r_high)
     below_turn = jnp.exp(jnp.minimum((log_rest - jump_low) - jump_high, 0.0))
-    growth = jnp.where(large, below_turn, jnp.exp(high + low))
+    growth, change = jnp.exp(high), low + low * low * exp_excess(low)
+    excess = jnp.expm1(high) + growth * change
+    growth = jnp.where(large, below_turn, growth * (1.0 + change))
     sine, versine = jnp.sin(angle), 2.0 * jnp.square(jnp.sin(0.5 * angle))
-    u = line.q * (jnp.expm1(high) + jnp.exp(high) * jnp.expm1(low) - growth * versine)
+    u = line.q * (excess - growth * versine)
     real = jnp.where(large, growth * (1.0 - versine), u)
     imaginary = jnp.where(large, -growth, line.q * growth) * sine
     part = log1p(jax.lax.complex(real, imaginary))

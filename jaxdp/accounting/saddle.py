@@ -93,9 +93,12 @@ def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Tabl
     cuts = epsilon * jnp.asarray(_CUTS, dtype)
     # The last order, c = 0, measures probability.
     orders = jnp.append(cs, 0.0)
-    # Orders far above c serve parts of the law only: the moment of the whole of it is huge there.
+    # Orders far above c serve parts of the law only: the moment of the whole of it is huge there,
+    # or, adding an example, the law next to bounded.
     reached = jax.vmap(contour.reached, in_axes=(0, 0, None))(run.q, run.s, 4.0 * c)
-    furthest = jnp.where(remove, jnp.minimum(jnp.min(reached, initial=jnp.inf), 4.0 * c), cs[-1])
+    furthest = jnp.where(
+        remove, jnp.minimum(jnp.min(reached, initial=jnp.inf), 4.0 * c), 2500.0 * c
+    )
     summed = jnp.append(cs <= furthest, True)
 
     def moments(q, s):

@@ -8,8 +8,8 @@ puts adding below removing, the line integral of adding is left out.
 bound on its rest and on every error (`exact_delta`). A search, at first for three digits only,
 finds an epsilon from which the series reaches the solution (`exact_search`); how it got there does
 not enter. Then the series itself is asked, where delta is for sure below its target, and where
-still above. What is not certified (a sum that is not finite, a search that does not settle) falls
-back on Renyi DP.
+still above. Where a search does not settle, what it met for sure on its way are the bounds; where
+it met nothing (no sum was finite), they are those of Renyi DP.
 """
 
 from typing import Any, NamedTuple

@@ -83,7 +83,14 @@ def tolerance(dtype: Any, rough: jax.Array) -> jax.Array:
 
 def _log_chernoff(c: jax.Array) -> jax.Array:
     """log of the largest (1 - e^-x) e^(-c x): delta is at most this times M(c) e^(-c epsilon)."""
-    return c * jnp.log(c) - (1.0 + c) * jnp.log1p(c)
+    # Written so that nothing cancels: orders may be huge.
+    return -c * jnp.log1p(1.0 / c) - jnp.log1p(c)
+
+
+def _rounded_up(log_moment: jax.Array, c: jax.Array, epsilon: Any) -> jax.Array:
+    """A log-moment, with room for its own rounding and for that of c epsilon."""
+    ulp = float(jnp.finfo(c.dtype).eps)
+    return log_moment + ulp * (256.0 * jnp.abs(log_moment) + 4.0 * c * epsilon)
 
 
 def table(run: Run, c: jax.Array, epsilon: jax.Array, remove: jax.Array) -> Table:
@@ -179,7 +186,7 @@ def _part(log_moment, table, epsilon, log_mass, wanted, cut, between, width) -> 
     c = table.c
     height = log_moment - c * epsilon - jnp.log(c) - jnp.log1p(c)
     height = jnp.where(jnp.isfinite(height), height, jnp.inf)
-    chernoff = log_moment - c * epsilon + _log_chernoff(c)
+    chernoff = _rounded_up(log_moment, c, epsilon) - c * epsilon + _log_chernoff(c)
     chernoff = jnp.where(jnp.isfinite(chernoff), chernoff, jnp.inf)
     gap = c[None, :] - c[:, None]
     above = gap > 0.0
@@ -314,13 +321,15 @@ def _shape(log_moment: jax.Array, c: jax.Array, at: jax.Array) -> tuple[jax.Arra
 
 def chernoff(table: Table, log_delta: jax.Array) -> jax.Array:
     """An epsilon at which delta is enough, by the best order of the table."""
-    epsilons = (table.whole + _log_chernoff(table.c) - log_delta) / table.c
+    log_moment = _rounded_up(table.whole, table.c, 0.0)
+    epsilons = (log_moment + _log_chernoff(table.c) - log_delta) / table.c
     return jnp.maximum(jnp.min(jnp.where(jnp.isfinite(epsilons), epsilons, jnp.inf)), 0.0)
 
 
 def log_chernoff(table: Table, epsilon: jax.Array) -> jax.Array:
     """A log delta that is enough at epsilon, by the best order of the table."""
-    logs = table.whole + _log_chernoff(table.c) - table.c * epsilon
+    log_moment = _rounded_up(table.whole, table.c, epsilon)
+    logs = log_moment + _log_chernoff(table.c) - table.c * epsilon
     return jnp.minimum(jnp.min(jnp.where(jnp.isfinite(logs), logs, jnp.inf)), 0.0)
 
 

@@ -280,3 +280,40 @@ def test_random_runs_are_bracketed_below_renyi():
         assert single >= lower * (1.0 - 2e-5)
         assert least <= upper * (1.0 + 2e-5)
         assert single <= by_renyi * (1.0 + 1e-3) + 1e-30
+
+
+def epsilon_of_one_step(q, sigma, log_delta):
+    """The closed form: delta(eps') = q delta_Gaussian(eps), e^eps' = 1 - q + q e^eps."""
+    with mpmath.workdps(60):
+        rate, mu = mpmath.mpf(q), 1 / mpmath.mpf(sigma)
+        delta = mpmath.exp(mpmath.mpf(log_delta)) / rate
+
+        def excess(eps):
+            below = mpmath.ncdf(-mu / 2 - eps / mu)
+            return mpmath.ncdf(mu / 2 - eps / mu) - mpmath.exp(eps) * below - delta
+
+        low, high = mpmath.mpf(0), mpmath.mpf(2000)
+        for _ in range(150):
+            middle = (low + high) / 2
+            low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+        return mpmath.log1p(rate * mpmath.expm1(high))
+
+
+# One step of much noise, hardly ever taken: Renyi DP is off by a thousand there, and the orders
+# that matter are so high that float32 knows little of c log c.
+RARE = [
+    (1.3331589e-06, 156.06552, -69.03704),
+    (2e-6, 120.0, -60.0),
+    (1e-5, 60.0, -40.0),
+    (1e-4, 200.0, -90.0),
+    (3e-5, 20.0, -150.0),
+    (1e-3, 8.0, -25.0),
+]
+
+
+@pytest.mark.parametrize(("q", "sigma", "log_delta"), RARE)
+def test_a_float32_program_is_no_lower_than_one_rare_step_needs(q, sigma, log_delta):
+    numbers = [float(np.float32(number)) for number in (q, sigma, log_delta)]
+    truth = epsilon_of_one_step(*numbers)
+    (upper, lower), _ = by_float32(numbers[0], numbers[1], 1.0, numbers[2])
+    assert float(lower) <= truth <= float(upper)

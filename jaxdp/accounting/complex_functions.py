@@ -33,11 +33,11 @@ def _real_log1p(x: jax.Array) -> jax.Array:
     """log(1 + x) for real x; in float64 ``jnp.log1p`` loses two digits where x is some per cent."""
     if x.dtype != jnp.float64:
         return jnp.log1p(x)
-    # By 2 artanh(y), whose series takes 18 terms up to |x| = 1/2.
-    small = jnp.abs(x) <= 0.5
+    # By 2 artanh(y), whose series takes 10 terms up to |x| = 1/4.
+    small = jnp.abs(x) <= 0.25
     y = jnp.where(small, x, 0.0) / (2.0 + jnp.where(small, x, 0.0))
     square, series = y * y, jnp.zeros_like(y)
-    for n in range(35, 0, -2):
+    for n in range(19, 0, -2):
         series = series * square + 1.0 / n
     return jnp.where(small, 2.0 * y * series, jnp.log(1.0 + x))
 

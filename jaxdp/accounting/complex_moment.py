@@ -28,21 +28,8 @@ from jaxdp.accounting.contour import (
     partition,
 )
 
-_LEVELS = (
-    1.0,
-    1.2,
-    1.4,
-    1.7,
-    2.0,
-    3.0,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-    160.0,
-    math.inf,
-)  # of overflow
+# Of overflow.
+_LEVELS = (1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, math.inf)
 
 
 class Moments(NamedTuple):

@@ -177,7 +177,7 @@ def _log_parts(q: jax.Array) -> tuple[jax.Array, jax.Array]:
     return times * high, times * (math.log(2.0) - high) + jnp.log(mantissa)
 
 
-def _deviates(line: Contour, whole: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _parts_of_z(line: Contour, whole: jax.Array) -> tuple[jax.Array, jax.Array]:
     """z at node number ``whole``, as the sum of an exact number and a small one."""
     # Half a deviation, which z is away from sd t, is taken off in whole nodes first.
     half = jax.lax.stop_gradient(jnp.round(0.5 * line.sd / line.spacing))
@@ -196,7 +196,7 @@ def nodes_at(line: Contour, index: Any, shift: jax.Array) -> Nodes:
     t = line.spacing * whole
     log_weight = 0.5 * (shift * shift - t * t) + jnp.log(line.spacing) - 0.5 * math.log(2 * math.pi)
     # Orders are large where losses are small, so that z has to be known to more than its digits.
-    r_high, r_low = _deviates(line, whole)
+    r_high, r_low = _parts_of_z(line, whole)
     r, angle = r_high + r_low, line.sd * shift
     # 1 + u by whichever form has no large numbers: u = q (e^z - 1) below the turn, and
     # q e^z (1 + (1 - q) / q e^-z) above it.

@@ -26,6 +26,7 @@ from jaxdp.accounting.exact_delta import (
     delta_at,
     gradient_at,
     is_finite,
+    is_summed,
     known_at,
     run_of,
 )
@@ -171,6 +172,7 @@ def _evaluate(side: Side, epsilon, unit, needed) -> _Evaluated:
     ulp = 4.0 * float(jnp.finfo(epsilon.dtype).eps)
     slack = ulp * (1.0 + jnp.abs(log_delta))
     upper = log_delta + jnp.log(known.value + known.error + found.left_out) + slack
+    upper = jnp.where(is_summed(found), upper, jnp.nan)
     least = known.value - known.error - found.alias
     lower = log_delta + jnp.log(jnp.maximum(least, 0.0)) - slack
     return _Evaluated(Bounds(lower, upper), log_delta, known, pieces)

@@ -71,6 +71,13 @@ def known_at(found: Delta, d: jax.Array) -> Known:
     return Known(value, -slope / found.reach, error)
 
 
+def is_summed(found: Delta) -> jax.Array:
+    """Whether delta was summed, rather than left out for what a table of moments says."""
+    value, _, error = known_at(found, jnp.zeros_like(found.error))
+    seen = (value > 2.0 * error) & (value > found.left_out)
+    return seen | (found.left_out == 0.0)
+
+
 def bend_of(found: Delta) -> jax.Array:
     """The second derivative in epsilon at d = 0."""
     return 2.0 * found.series[2] / found.reach / found.reach
@@ -120,7 +127,7 @@ def delta_at(side: Side, epsilon, log_delta, unit, split, rough) -> tuple[Delta,
       rough: Whether three digits will do, for searches that are still far away.
     """
     run, table, remove = side
-    double = epsilon.dtype == jnp.float64
+    double, tiny = epsilon.dtype == jnp.float64, float(jnp.finfo(epsilon.dtype).tiny)
     good = jnp.where(rough, 1e-2, 2e-8 if double else 1e-4)
     tolerance = jnp.where(rough, 1e-3, 1e-11 if double else 1e-6)
     # A series for the law as it is reaches further than one for its parts.
@@ -168,7 +175,8 @@ def delta_at(side: Side, epsilon, log_delta, unit, split, rough) -> tuple[Delta,
         series,
         sizes,
         error,
-        jnp.where(better, jnp.exp(plan.left_out - log_delta), 0.0),
+        # Next to nothing is not nothing: only the law as it is leaves out none of it.
+        jnp.where(better, jnp.maximum(jnp.exp(plan.left_out - log_delta), tiny), 0.0),
         20.0 * saddle.tolerance(epsilon.dtype, rough),
         jnp.where(better, steepest, plan.whole.c),
         jnp.where(better, flattest, plan.whole.c),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.accounting import saddle
-from jaxdp.accounting.exact_delta import Delta, Side, bend_of, delta_at, known_at
+from jaxdp.accounting.exact_delta import Delta, Side, bend_of, delta_at, is_summed, known_at
 
 _MOST_STEPS, _UNKNOWN_STEPS = 12, 5
 
@@ -68,13 +68,6 @@ def _newton(found: Delta) -> jax.Array:
     return jnp.where(slope > 0.0, 2.0 * miss / (slope + jnp.sqrt(inside)), jnp.nan)
 
 
-def _is_summed(found: Delta) -> jax.Array:
-    """Whether delta was summed, rather than left out for what a table of moments says."""
-    value, _, error = known_at(found, jnp.zeros_like(found.error))
-    seen = (value > 2.0 * error) & (value > found.left_out)
-    return seen | (found.left_out == 0.0)
-
-
 class Search(NamedTuple):
     step: Any  # int32
     epsilon: Any  # where delta was evaluated
@@ -128,7 +121,7 @@ def solve_side(side: Side, start, unit, floor, ceiling, log_delta, needed) -> tu
         near = jnp.abs(following - epsilon) <= jnp.where(found.split, 0.01, 0.5) * unit
         rough = rough & ~near
         value, slope, error = at_start
-        met = (value + error + 1.01 * found.left_out <= 1.0) & _is_summed(found)
+        met = (value + error + 1.01 * found.left_out <= 1.0) & is_summed(found)
         missed = value - error - found.alias >= 1.0
         # Renyi DP's order is far from those that matter where its epsilon is far off.
         known = (value > 2.0 * error) & (slope > 0.0)
@@ -187,7 +180,7 @@ def solve_side(side: Side, start, unit, floor, ceiling, log_delta, needed) -> tu
     lower = (last.epsilon + down) * (1.0 - ulp)
     # Where the search did not settle, what it met on its way holds all the same.
     highest, least = last.sure_high, last.sure_low
-    known = jnp.isfinite(upper) & (last.settled | _is_summed(last.found))
+    known = jnp.isfinite(upper) & (last.settled | is_summed(last.found))
     upper = jnp.where(known, jnp.clip(upper, floor, highest), highest)
     lower = jnp.where(jnp.isfinite(lower), jnp.maximum(lower, least), least)
     lower = jnp.clip(lower, 0.0, upper)

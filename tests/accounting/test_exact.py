@@ -317,3 +317,23 @@ def test_a_float32_program_is_no_lower_than_one_rare_step_needs(q, sigma, log_de
     truth = epsilon_of_one_step(*numbers)
     (upper, lower), _ = by_float32(numbers[0], numbers[1], 1.0, numbers[2])
     assert float(lower) <= truth <= float(upper)
+
+
+log_delta_in_float32 = jax.jit(
+    lambda event, epsilon: exact.log_delta_bounds(composition.steps_of(event), epsilon).upper
+)
+
+
+@pytest.mark.parametrize(("q", "sigma", "log_delta"), RARE)
+def test_a_float32_program_s_delta_is_no_lower_than_one_rare_step_has(q, sigma, log_delta):
+    q, sigma = (float(np.float32(number)) for number in (q, sigma))
+    epsilon = np.float32(float(epsilon_of_one_step(q, sigma, log_delta)))
+    steps = sampled(jnp.float32(q), jnp.float32(sigma), 1)
+    upper = float(log_delta_in_float32(steps, jnp.float32(epsilon)))
+    # The closed form at the very epsilon, rounded to float32, that the program got.
+    with mpmath.workdps(60):
+        rate, mu = mpmath.mpf(q), 1 / mpmath.mpf(sigma)
+        own = mpmath.log1p(mpmath.expm1(mpmath.mpf(float(epsilon))) / rate)
+        below = mpmath.exp(own) * mpmath.ncdf(-mu / 2 - own / mu)
+        truth = mpmath.log(rate * (mpmath.ncdf(mu / 2 - own / mu) - below))
+    assert upper >= truth
